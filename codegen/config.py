@@ -1,0 +1,82 @@
+"""What the tuner picks: one frozen dataclass per kernel family, whose fields are its parameters.
+
+A family writes ``block_m: int = parameter(choices=(64, 128), default=64, help="...")``. That one list drives
+enumeration, Optuna, validation of database rows, the command line and ``explain``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from flashtune.errors import InvalidInput
+
+from . import value
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One dimension of a family's search space.
+
+    ``choices`` are in a meaningful order. ``neutral`` is the value that older configs, written before the parameter
+    existed, had without knowing; None where a config must state it. ``searched`` is False for a parameter that a
+    caller may set and the tuner leaves alone.
+    """
+
+    name: str
+    choices: tuple[Any, ...]
+    help: str
+    neutral: Any = None
+    searched: bool = True
+
+
+def parameter(*, choices: tuple[Any, ...], help: str, neutral: Any = None, searched: bool = True) -> Any:
+    """A dataclass field that is a tuning parameter; see :class:`Parameter`."""
+    metadata = {"choices": choices, "help": help, "searched": searched}
+    if neutral is None:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=neutral, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of every family's config. Prints as it is stored."""
+
+    family: ClassVar[str]
+
+    @classmethod
+    def parameters(cls) -> tuple[Parameter, ...]:
+        return tuple(
+            Parameter(
+                name=field.name,
+                choices=field.metadata["choices"],
+                help=field.metadata["help"],
+                neutral=None if field.default is dataclasses.MISSING else field.default,
+                searched=field.metadata["searched"],
+            )
+            for field in dataclasses.fields(cls)
+        )
+
+    def __post_init__(self) -> None:
+        for each in self.parameters():
+            got = getattr(self, each.name)
+            if not any(got == choice and type(got) is type(choice) for choice in each.choices):
+                allowed = ", ".join(str(choice) for choice in each.choices)
+                raise InvalidInput(f"{self.family}: {each.name}={str(got)[:60]!r} is not allowed. Allowed: {allowed}")
+
+    @property
+    def key(self) -> str:
+        return value.key(self)
+
+    def to_json(self) -> dict[str, value.Scalar]:
+        return value.to_json(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Self:
+        """Reads untrusted data: known names, listed values, nothing else."""
+        return value.from_json(cls, data)
+
+    def __str__(self) -> str:
+        return f"{self.family}({self.key})"

@@ -1,0 +1,136 @@
+"""A kernel family: its config, what it supports, which configs are legal, and how it is launched."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flashtune.errors import IllegalConfig, InvalidInput, UnsupportedProblem
+
+from .config import Config
+from .gpu import Gpu
+from .plan import Kernel, Plan
+from .problem import Problem, Spec
+from .render import render_source
+
+MAX_GRID_X = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one thread block of a config takes, known before compiling. ``registers`` per thread is an estimate."""
+
+    threads: int
+    shared_memory: int
+    registers: int
+
+
+class Family(ABC):
+    """One kernel family. Its stem names the template, the rules, the tests and the goldens."""
+
+    name: str
+    config_type: type[Config]
+    entry: str
+    """Name of the kernel's ``extern "C"`` function."""
+
+    @abstractmethod
+    def unsupported(self, spec: Spec, gpu: Gpu) -> str | None:
+        """Why this family can't serve ``spec`` on ``gpu`` with any config, or None."""
+
+    @abstractmethod
+    def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
+        """Why ``config`` can't be used, or None. Called only where :meth:`unsupported` gives None."""
+
+    @abstractmethod
+    def default(self, spec: Spec, gpu: Gpu) -> Config:
+        """A config that is legal and decent everywhere the family is supported."""
+
+    @abstractmethod
+    def resources(self, config: Config, spec: Spec) -> Resources: ...
+
+    @abstractmethod
+    def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
+        """Template variables beyond ``config`` and ``spec``."""
+
+    @abstractmethod
+    def tiles(self, config: Config, problem: Problem) -> int:
+        """Thread blocks of the launch."""
+
+    def check(self, config: Config, spec: Spec, gpu: Gpu) -> None:
+        """Raises :class:`UnsupportedProblem` or :class:`IllegalConfig` with the reason."""
+        if reason := self.unsupported(spec, gpu):
+            raise UnsupportedProblem(f"{self.name}: {reason}")
+        if reason := self.illegal(config, spec, gpu):
+            raise IllegalConfig(f"{config}: {reason}")
+
+    def plan(self, problem: Problem, config: Config, gpu: Gpu) -> Plan:
+        """The plan that launches ``config`` for ``problem``; illegal input raises before anything is rendered."""
+        spec = problem.spec
+        self.check(config, spec, gpu)
+        tiles = self.tiles(config, problem)
+        if tiles > MAX_GRID_X:
+            raise UnsupportedProblem(f"{problem}: {tiles} tiles, a launch takes at most {MAX_GRID_X}")
+        needs = self.resources(config, spec)
+        source = render_source(self.name, spec, config, self.names(config, spec))
+        kernel = Kernel(source, self.entry, (tiles, 1, 1), needs.threads, needs.shared_memory)
+        return Plan(problem, config, gpu, (kernel,))
+
+    def enumerate(self, spec: Spec, gpu: Gpu) -> tuple[list[Config], Counter[str]]:
+        """All legal configs of the searched parameters in a fixed order, and how often each reason rejected one.
+
+        Reasons are counted by their first words (up to a digit), so that ``needs 98304 B`` and ``needs 65536 B``
+        count as one.
+        """
+        if reason := self.unsupported(spec, gpu):
+            return [], Counter({reason: 1})
+        parameters = self.config_type.parameters()
+        ranges = [each.choices if each.searched else (each.neutral,) for each in parameters]
+        legal: list[Config] = []
+        reasons: Counter[str] = Counter()
+        for point in itertools.product(*ranges):
+            values: dict[str, Any] = dict(zip((each.name for each in parameters), point, strict=True))
+            config = self.config_type(**values)
+            reason = self.illegal(config, spec, gpu)
+            if reason is None:
+                legal.append(config)
+            else:
+                reasons[_kind(reason)] += 1
+        return legal, reasons
+
+
+def _kind(reason: str) -> str:
+    return "".join("#" if char.isdigit() else char for char in reason).replace("##", "#").split(":")[0]
+
+
+def families() -> dict[str, Family]:
+    """Every family by name; the first that supports a problem is preferred where nothing is tuned."""
+    from .families import FAMILIES
+
+    return FAMILIES
+
+
+def family(name: str) -> Family:
+    """The family called ``name``."""
+    known = families()
+    if name not in known:
+        raise InvalidInput(f"kernel family {name[:60]!r} is not known. Known: {', '.join(known)}")
+    return known[name]
+
+
+def supporting(spec: Spec, gpu: Gpu) -> list[Family]:
+    """Families that serve ``spec`` on ``gpu``, preferred first; none raises :class:`UnsupportedProblem`."""
+    reasons = {each.name: each.unsupported(spec, gpu) for each in families().values()}
+    found = [family(name) for name, reason in reasons.items() if reason is None]
+    if not found:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise UnsupportedProblem(f"no kernel serves {spec} on {gpu}: {listed}")
+    return found
+
+
+def read_config(name: str, data: Mapping[str, object]) -> Config:
+    """A config of family ``name`` from untrusted data."""
+    return family(name).config_type.from_json(data)

@@ -1,0 +1,94 @@
+"""What is launched: a `Plan` names kernels, grids and memory; it holds no pointers and needs no GPU."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .config import Config
+from .gpu import Gpu
+from .problem import Problem
+
+if TYPE_CHECKING:
+    from .render import Source
+
+PARAMS_FIELDS: tuple[tuple[str, str], ...] = (
+    ("q", "Q"),
+    ("k", "Q"),
+    ("v", "Q"),
+    ("out", "Q"),
+    ("lse", "Q"),
+    ("q_stride_batch", "q"),
+    ("q_stride_row", "q"),
+    ("q_stride_head", "q"),
+    ("k_stride_batch", "q"),
+    ("k_stride_row", "q"),
+    ("k_stride_head", "q"),
+    ("v_stride_batch", "q"),
+    ("v_stride_row", "q"),
+    ("v_stride_head", "q"),
+    ("out_stride_batch", "q"),
+    ("out_stride_row", "q"),
+    ("out_stride_head", "q"),
+    ("batch", "i"),
+    ("seqlen_q", "i"),
+    ("seqlen_k", "i"),
+    ("num_heads", "i"),
+    ("num_heads_kv", "i"),
+    ("scale", "f"),
+)
+"""Members of ``struct Params`` in ``templates/lib/params.cuh``, in order, with their `struct` codes.
+
+Strides count elements. ``lse`` is a contiguous (batch, num_heads, seqlen_q) array or null.
+"""
+
+POINTERS = struct.Struct("<5Q")
+ARGUMENTS = struct.Struct("<" + "".join(code for name, code in PARAMS_FIELDS[5:]))
+PARAMS_BYTES = POINTERS.size + ARGUMENTS.size
+
+Strides = tuple[int, int, int]
+"""Elements between batch entries, rows and heads of one tensor, in this order; the last dimension has stride 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch of a plan."""
+
+    source: Source
+    entry: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared_memory: int
+    """Bytes of dynamic shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a launch of ``problem`` on ``gpu`` needs, but the pointers."""
+
+    problem: Problem
+    config: Config
+    gpu: Gpu
+    kernels: tuple[Kernel, ...]
+    workspace_bytes: int = 0
+
+    @property
+    def family(self) -> str:
+        return self.config.family
+
+
+def pack_arguments(
+    problem: Problem, strides: tuple[Strides, Strides, Strides, Strides], scale: float
+) -> bytes:
+    """The part of ``struct Params`` behind the pointers. ``strides`` are those of q, k, v and out."""
+    flat = [stride for tensor in strides for stride in tensor]
+    return ARGUMENTS.pack(
+        *flat,
+        problem.batch,
+        problem.seqlen_q,
+        problem.seqlen_k,
+        problem.num_heads,
+        problem.num_heads_kv,
+        scale,
+    )

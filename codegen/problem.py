@@ -1,0 +1,145 @@
+"""What the caller asks for (`Problem`) and the part of it that is compiled in (`Spec`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flashtune.errors import InvalidInput
+
+from . import value
+
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""Bytes of one element by dtype name."""
+
+INPUT_DTYPES = ("float16", "bfloat16", "float32")
+VECTOR_ALIGNMENT = 16
+"""Bytes: the alignment of every row that 16-byte accesses need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a kernel is compiled for. Everything else of a problem is a run-time argument.
+
+    ``alignment`` is 16 when every row of every tensor starts on a 16-byte boundary, else the size of one element.
+    ``out_dtype`` empty means the dtype of the inputs; the device reference asks for float32 or float64.
+    """
+
+    dtype: str
+    head_dim: int
+    op: str = "forward"
+    causal: bool = False
+    alignment: int = VECTOR_ALIGNMENT
+    out_dtype: str = ""
+
+    @property
+    def key(self) -> str:
+        return value.key(self)
+
+    @property
+    def output(self) -> str:
+        """Dtype of the output tensor."""
+        return self.out_dtype or self.dtype
+
+    def __str__(self) -> str:
+        return self.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One attention call, without its pointers and strides.
+
+    q is (batch, seqlen_q, num_heads, head_dim); k and v are (batch, seqlen_k, num_heads_kv, head_dim). Query head h
+    reads key head ``h // (num_heads // num_heads_kv)``. ``causal`` is aligned bottom-right: key j is visible to query
+    i when ``j <= i + seqlen_k - seqlen_q``.
+    """
+
+    dtype: str
+    head_dim: int
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads: int
+    num_heads_kv: int
+    op: str = "forward"
+    causal: bool = False
+    alignment: int = VECTOR_ALIGNMENT
+    out_dtype: str = ""
+
+    def __post_init__(self) -> None:
+        if self.op != "forward":
+            raise InvalidInput(f"op={self.op[:40]!r} is not known. Known: forward")
+        if self.dtype not in INPUT_DTYPES:
+            raise InvalidInput(f"dtype={self.dtype[:40]!r} is not supported. Supported: {', '.join(INPUT_DTYPES)}")
+        if self.out_dtype not in ("", "float32", "float64"):
+            raise InvalidInput(f"out_dtype={self.out_dtype[:40]!r} must be empty, float32 or float64")
+        if self.out_dtype == self.dtype:
+            object.__setattr__(self, "out_dtype", "")
+        for name in ("head_dim", "batch", "seqlen_q", "num_heads", "num_heads_kv"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(f"{name}={getattr(self, name)} must be at least 1")
+        if self.seqlen_k < 0:
+            raise InvalidInput(f"seqlen_k={self.seqlen_k} must be at least 0")
+        for name in ("head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads"):
+            if getattr(self, name) >= 2**31:
+                raise InvalidInput(f"{name}={getattr(self, name)} must be below 2**31")
+        if self.num_heads % self.num_heads_kv:
+            raise InvalidInput(
+                f"num_heads={self.num_heads} must be a multiple of num_heads_kv={self.num_heads_kv}"
+            )
+        if self.alignment not in (VECTOR_ALIGNMENT, ITEM_BYTES[self.dtype]):
+            raise InvalidInput(
+                f"alignment={self.alignment} must be {VECTOR_ALIGNMENT} or one element ({ITEM_BYTES[self.dtype]} bytes)"
+            )
+
+    @property
+    def key(self) -> str:
+        return value.key(self)
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(
+            dtype=self.dtype,
+            head_dim=self.head_dim,
+            op=self.op,
+            causal=self.causal,
+            alignment=self.alignment,
+            out_dtype=self.out_dtype,
+        )
+
+    @property
+    def default_scale(self) -> float:
+        return 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def visible_pairs(self) -> int:
+        """(query, key) pairs that the mask leaves visible, per batch entry and head."""
+        rows, keys = self.seqlen_q, self.seqlen_k
+        if not self.causal:
+            return rows * keys
+        first = keys - rows + 1  # keys visible to query 0; may be negative
+        hidden = min(max(0, 1 - first), rows)  # rows that see no key
+        low = max(first, 1)
+        count = rows - hidden
+        return (low + keys) * count // 2 if count else 0
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the two matrix products over visible pairs (softmax not counted)."""
+        return 4 * self.batch * self.num_heads * self.head_dim * self.visible_pairs
+
+    @property
+    def min_bytes(self) -> int:
+        """Fewest bytes through device memory: each input read once, the output written once."""
+        inputs = self.batch * self.head_dim * (
+            self.seqlen_q * self.num_heads + 2 * self.seqlen_k * self.num_heads_kv
+        )
+        output = self.batch * self.head_dim * self.seqlen_q * self.num_heads
+        return inputs * ITEM_BYTES[self.dtype] + output * ITEM_BYTES[self.spec.output]
+
+    def __str__(self) -> str:
+        heads = f"h{self.num_heads}" + ("" if self.num_heads == self.num_heads_kv else f"/{self.num_heads_kv}")
+        lengths = f"s{self.seqlen_q}" + ("" if self.seqlen_q == self.seqlen_k else f"x{self.seqlen_k}")
+        mask = " causal" if self.causal else ""
+        align = "" if self.alignment == VECTOR_ALIGNMENT else f" align{self.alignment}"
+        return f"{self.dtype} d{self.head_dim} b{self.batch} {lengths} {heads}{mask}{align}"

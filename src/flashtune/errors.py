@@ -1,0 +1,91 @@
+"""Every exception flashtune raises on purpose. A leaf: imports nothing of the project.
+
+FlashtuneError
+├── InvalidInput (ValueError)          an argument's value; nothing was launched or changed
+├── InvalidType (TypeError)            an argument's type or dtype
+├── UnsupportedProblem (ValueError)    a legal request that no kernel family serves on this GPU
+├── IllegalConfig (ValueError)         a config that its family rejects, with the reason
+├── UnknownGpu (ValueError)            a GPU name that is not in the table
+├── MissingDependency (ImportError)    an extra that is not installed
+├── NoGpu (RuntimeError)               no usable CUDA device or driver
+├── CompileError (RuntimeError)        NVRTC refused the generated source
+├── LaunchError (RuntimeError)         the driver refused to load or launch a kernel
+└── StoreError (RuntimeError)          a tuning database that can't be used
+    ├── DatabaseDamaged                not a database, or fails its integrity check
+    ├── DatabaseForeign                a healthy SQLite file that flashtune did not write
+    ├── DatabaseTooNew                 written by a later flashtune
+    └── DatabaseNotWritable            read-only place, or a full disk
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class FlashtuneError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InvalidInput(FlashtuneError, ValueError):
+    """An argument's value is outside what is allowed."""
+
+
+class InvalidType(FlashtuneError, TypeError):
+    """An argument has a type or dtype that is not accepted."""
+
+
+class UnsupportedProblem(FlashtuneError, ValueError):
+    """No kernel family serves this problem on this GPU."""
+
+
+class IllegalConfig(FlashtuneError, ValueError):
+    """A config that its family rejects for this problem and GPU."""
+
+
+class UnknownGpu(FlashtuneError, ValueError):
+    """A GPU alias that is not in the table."""
+
+
+class MissingDependency(FlashtuneError, ImportError):
+    """An optional dependency is needed and not installed."""
+
+
+class NoGpu(FlashtuneError, RuntimeError):
+    """No CUDA device can be used."""
+
+
+class CompileError(FlashtuneError, RuntimeError):
+    """NVRTC refused generated source.
+
+    ``log`` is the compiler's log, whose lines name template files; ``source_path`` is where the
+    generated source was saved, if it could be.
+    """
+
+    def __init__(self, message: str, *, log: str = "", source_path: Path | None = None) -> None:
+        super().__init__(message)
+        self.log = log
+        self.source_path = source_path
+
+
+class LaunchError(FlashtuneError, RuntimeError):
+    """The driver refused to load or launch a kernel."""
+
+
+class StoreError(FlashtuneError, RuntimeError):
+    """A tuning database can't be used."""
+
+
+class DatabaseDamaged(StoreError):
+    """The file is not a database, or fails its integrity check."""
+
+
+class DatabaseForeign(StoreError):
+    """A healthy SQLite file that was not written by flashtune."""
+
+
+class DatabaseTooNew(StoreError):
+    """The database was written by a later version of flashtune."""
+
+
+class DatabaseNotWritable(StoreError):
+    """The database can't be written where it is."""

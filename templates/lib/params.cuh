@@ -1,0 +1,29 @@
+// The one kernel argument of every forward family. Mirrored by PARAMS_FIELDS in codegen/plan.py, which a test compares.
+//
+// q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
+// elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
+struct Params {
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;
+  void* lse;
+  i64 q_stride_batch;
+  i64 q_stride_row;
+  i64 q_stride_head;
+  i64 k_stride_batch;
+  i64 k_stride_row;
+  i64 k_stride_head;
+  i64 v_stride_batch;
+  i64 v_stride_row;
+  i64 v_stride_head;
+  i64 out_stride_batch;
+  i64 out_stride_row;
+  i64 out_stride_head;
+  int batch;
+  int seqlen_q;
+  int seqlen_k;
+  int num_heads;
+  int num_heads_kv;
+  float scale;
+};

@@ -1,0 +1,25 @@
+// Names for the types that kernels use. No CUDA header is included anywhere: NVRTC finds none without a toolkit.
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using i64 = long long;
+using u64 = unsigned long long;
+
+// 16-bit floats are carried as bits; conversions are in ptx.cuh.
+struct Half {
+  u16 bits;
+};
+struct BFloat16 {
+  u16 bits;
+};
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+__device__ __forceinline__ float negative_infinity() {
+  return __int_as_float(0xff800000);
+}
+
+template <int kValue>
+struct Int {
+  static constexpr int value = kValue;
+};
