@@ -1,0 +1,129 @@
+"""From a `Plan` to kernels on a device: compile or take from the cache, load, bind strides, launch.
+
+A warm launch packs five pointers and makes one driver call. The caller gives the stream, and the device must be
+current (:class:`DeviceGuard`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from types import TracebackType
+
+from cupy.cuda import runtime
+from cupy.cuda.function import Module
+from cupy_backends.cuda.api import driver
+
+from flashtune.errors import IllegalConfig, LaunchError
+
+from .cache import compiled
+from .compile import Compiled
+from .plan import PARAMS_BYTES, POINTERS, Kernel, Plan, Strides, pack_arguments
+
+
+class DeviceGuard:
+    """Makes ``device`` current for a block of code and restores what was current before."""
+
+    __slots__ = ("device", "previous")
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.previous = device
+
+    def __enter__(self) -> None:
+        self.previous = runtime.getDevice()
+        if self.previous != self.device:
+            runtime.setDevice(self.device)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.previous != self.device:
+            runtime.setDevice(self.previous)
+
+
+class _Slot:
+    """Memory that one launch reads its parameters from: `struct Params` and the array that points to it."""
+
+    __slots__ = ("address", "arguments", "params")
+
+    def __init__(self, arguments: bytes) -> None:
+        self.params = ctypes.create_string_buffer(PARAMS_BYTES)
+        self.params[POINTERS.size :] = arguments
+        self.arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.params))
+        self.address = ctypes.addressof(self.arguments)
+
+
+class BoundPlan:
+    """A loaded plan with its strides and scale: only pointers are missing. Safe to launch from several threads."""
+
+    __slots__ = ("_arguments", "_function", "_geometry", "_slots", "loaded")
+
+    def __init__(self, loaded: LoadedPlan, arguments: bytes) -> None:
+        (kernel,) = loaded.plan.kernels
+        self.loaded = loaded
+        self._arguments = arguments
+        self._function: int = loaded.functions[0].ptr
+        self._geometry = (*kernel.grid, kernel.threads, 1, 1, kernel.shared_memory)
+        self._slots: deque[_Slot] = deque([_Slot(arguments)])
+
+    def launch(self, q: int, k: int, v: int, out: int, lse: int, stream: int) -> None:
+        """Launches on ``stream`` (a raw cudaStream_t) of the current device; ``lse`` is 0 if not wanted.
+
+        A launch takes a slot out of the pool and puts it back, so that threads never share one.
+        """
+        slots = self._slots
+        slot = slots.pop() if slots else _Slot(self._arguments)
+        POINTERS.pack_into(slot.params, 0, q, k, v, out, lse)
+        try:
+            driver.launchKernel(self._function, *self._geometry, stream, slot.address, 0)
+        except driver.CUDADriverError as error:
+            raise LaunchError(f"{self.loaded.plan.config} on {self.loaded.plan.gpu}: {error}") from error
+        slots.append(slot)
+
+
+class LoadedPlan:
+    """A plan whose kernels are loaded on one device."""
+
+    __slots__ = ("compiled", "device", "functions", "plan")
+
+    def __init__(self, plan: Plan, device: int, built: tuple[Compiled, ...]) -> None:
+        self.plan = plan
+        self.device = device
+        self.compiled = built
+        with DeviceGuard(device):
+            runtime.free(0)  # makes the device's primary context current
+            self.functions = [
+                _load(kernel, each, plan) for kernel, each in zip(plan.kernels, built, strict=True)
+            ]
+
+    def bind(self, strides: tuple[Strides, Strides, Strides, Strides], scale: float) -> BoundPlan:
+        """``strides`` of q, k, v and out in elements: (batch, row, head)."""
+        return BoundPlan(self, pack_arguments(self.plan.problem, strides, scale))
+
+
+def load(plan: Plan, device: int) -> LoadedPlan:
+    """Compiles ``plan`` (or takes it from the disk cache) and loads it on ``device``."""
+    limit = plan.gpu.shared_memory_block
+    for kernel in plan.kernels:
+        if kernel.shared_memory > limit:
+            raise IllegalConfig(
+                f"{plan.config}: needs {kernel.shared_memory} B of shared memory, {plan.gpu} has {limit} B"
+            )
+    return LoadedPlan(plan, device, tuple(compiled(kernel.source, plan.gpu.arch) for kernel in plan.kernels))
+
+
+def _load(kernel: Kernel, built: Compiled, plan: Plan) -> object:
+    module = Module()
+    try:
+        module.load(built.cubin)
+        function = module.get_function(kernel.entry)
+        driver.funcSetAttribute(
+            function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.shared_memory
+        )
+    except driver.CUDADriverError as error:
+        raise LaunchError(
+            f"{plan.config} could not be loaded on {plan.gpu} ({error}). The cubin is for {built.arch}, built by NVRTC "
+            f"{built.nvrtc}; the driver supports CUDA {runtime.driverGetVersion()}"
+        ) from error
+    return function
