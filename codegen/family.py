@@ -16,6 +16,7 @@ from .gpu import Gpu
 from .plan import Kernel, Plan
 from .problem import Problem, Spec
 from .render import render_source
+from .work import Work
 
 MAX_GRID_X = 2**31 - 1
 
@@ -59,6 +60,10 @@ class Family(ABC):
     @abstractmethod
     def tiles(self, config: Config, problem: Problem) -> int:
         """Thread blocks of the launch."""
+
+    def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
+        """Counts of what a launch does, for :mod:`.model`."""
+        raise NotImplementedError(f"{self.name} gives no counts to the performance model")
 
     def check(self, config: Config, spec: Spec, gpu: Gpu) -> None:
         """Raises :class:`UnsupportedProblem` or :class:`IllegalConfig` with the reason."""
