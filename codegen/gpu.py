@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
 
 from flashtune.errors import UnknownGpu
@@ -9,40 +11,59 @@ from flashtune.errors import UnknownGpu
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a compute capability fixes, from the CUDA C++ programming guide's table of technical specifications."""
+    """What a compute capability fixes, from the CUDA programming guide: technical specifications, throughput."""
 
     suffix: str
     """Appended to sm_XX: 'a' where the arch-specific instructions are wanted."""
     shared_memory_block: int
-    shared_memory_sm: int
+    """Opt-in maximum per block in bytes."""
+    shared_memory_reserved: int
+    """Bytes that each resident block takes beyond what it asks for."""
     max_threads_sm: int
     max_blocks_sm: int
     tensor_fma_sm: int
-    """Dense 16-bit multiply-adds with float32 accumulation per clock and SM; 0 without bf16 tensor cores."""
+    """Dense 16-bit multiply-adds with float32 accumulation per clock and SM; GeForce cards have half of it."""
     fp32_fma_sm: int
 
 
-# Shared memory per block is the opt-in maximum; per SM it is 1 KiB more (1 KiB per block is reserved).
 CAPABILITIES: dict[tuple[int, int], Capability] = {
-    (7, 5): Capability("", 65536, 65536, 1024, 16, 512, 64),
-    (8, 0): Capability("", 166912, 167936, 2048, 32, 1024, 64),
-    (8, 6): Capability("", 101376, 102400, 1536, 16, 512, 128),
-    (8, 7): Capability("", 166912, 167936, 1536, 16, 1024, 128),
-    (8, 9): Capability("", 101376, 102400, 1536, 24, 512, 128),
-    (9, 0): Capability("a", 232448, 233472, 2048, 32, 2048, 128),
-    (10, 0): Capability("a", 232448, 233472, 2048, 32, 4096, 128),
-    (10, 3): Capability("a", 232448, 233472, 2048, 32, 4096, 128),
-    (12, 0): Capability("", 101376, 102400, 1536, 24, 512, 128),
-    (12, 1): Capability("", 101376, 102400, 1536, 24, 512, 128),
+    (7, 5): Capability("", 65536, 0, 1024, 16, 512, 64),
+    (8, 0): Capability("", 166912, 1024, 2048, 32, 1024, 64),
+    (8, 6): Capability("", 101376, 1024, 1536, 16, 512, 128),
+    (8, 7): Capability("", 166912, 1024, 1536, 16, 1024, 128),
+    (8, 8): Capability("", 101376, 1024, 1536, 16, 512, 128),
+    (8, 9): Capability("", 101376, 1024, 1536, 24, 512, 128),
+    (9, 0): Capability("a", 232448, 1024, 2048, 32, 2048, 128),
+    (10, 0): Capability("a", 232448, 1024, 2048, 32, 4096, 128),
+    (10, 3): Capability("a", 232448, 1024, 2048, 32, 4096, 128),
+    (11, 0): Capability("a", 232448, 1024, 1536, 24, 4096, 128),
+    (12, 0): Capability("", 101376, 1024, 1536, 24, 512, 128),
+    (12, 1): Capability("", 101376, 1024, 1536, 24, 512, 128),
 }
+OLDEST = min(CAPABILITIES)
+"""The oldest compute capability that any kernel family serves."""
+
+
+def nearest_known(capability: tuple[int, int]) -> tuple[int, int]:
+    """The newest known capability that is not newer, else the oldest."""
+    older = [known for known in CAPABILITIES if known <= capability]
+    return max(older) if older else OLDEST
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """What NVRTC compiles for, e.g. ``sm_90a``. A capability that is not known gets no suffix."""
+    major, minor = capability
+    known = CAPABILITIES.get(capability)
+    return f"sm_{major}{minor}{known.suffix if known else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One device model. ``key`` identifies it in tuning databases.
 
-    Bandwidth is in GB/s (10^9), clock in MHz (boost), memory in GB as sold. ``tensor_tflops`` is the dense 16-bit rate
-    with float32 accumulation at boost clock; 0 where there is no such unit.
+    ``name`` is normalised, e.g. ``h100-sxm``. Bandwidth is in GB/s (10^9), clock in MHz (maximum boost), memory in GB
+    as sold. ``tensor_tflops`` is the dense 16-bit rate with float32 accumulation that the vendor states (some state it
+    at a lower clock than the boost clock); 0 where there is no such unit. ``mig`` is the profile of a slice.
     """
 
     name: str
@@ -58,17 +79,22 @@ class Gpu:
 
     @property
     def _limits(self) -> Capability:
-        return CAPABILITIES.get(self.capability) or CAPABILITIES[_nearest_known(self.capability)]
+        return CAPABILITIES[nearest_known(self.capability)]
 
     @property
     def arch(self) -> str:
         """What NVRTC compiles for, e.g. ``sm_90a``."""
-        major, minor = self.capability
-        return f"sm_{major}{minor}{self._limits.suffix}"
+        return arch_of(self.capability)
+
+    @property
+    def shared_memory_reserved(self) -> int:
+        """Bytes of shared memory that each resident block takes beyond what it asks for."""
+        return self._limits.shared_memory_reserved
 
     @property
     def shared_memory_sm(self) -> int:
-        return self.shared_memory_block + 1024 if self.capability != (7, 5) else self.shared_memory_block
+        """Bytes of shared memory of one SM: one block at its maximum fits, with what is reserved."""
+        return self.shared_memory_block + self.shared_memory_reserved
 
     @property
     def max_threads_sm(self) -> int:
@@ -86,8 +112,9 @@ class Gpu:
     def key(self) -> str:
         """Device-model key: capability with suffix, model, SMs, shared memory, L2, memory, MIG profile."""
         major, minor = self.capability
+        suffix = self.arch.removeprefix(f"sm_{major}{minor}")
         parts = [
-            f"{major}.{minor}{self._limits.suffix}",
+            f"{major}.{minor}{suffix}",
             self.name,
             f"{self.num_sms}sm",
             f"smem{self.shared_memory_block}",
@@ -102,18 +129,17 @@ class Gpu:
         return self.name
 
 
-def _nearest_known(capability: tuple[int, int]) -> tuple[int, int]:
-    """The newest known capability that is not newer, else the oldest."""
-    older = [known for known in CAPABILITIES if known <= capability]
-    return max(older) if older else min(CAPABILITIES)
-
-
 def gpu_by_alias(alias: str) -> Gpu:
-    """The GPU called ``alias`` (any case; spaces and underscores count as dashes). Unknown names list the known."""
+    """The GPU called ``alias``: a name of the table, an alias, or what the driver reports.
+
+    Any case; spaces and underscores count as dashes. An unknown name raises :class:`UnknownGpu` that lists the known.
+    """
     from .gpu_table import ALIASES, GPUS
 
-    wanted = alias.strip().lower().replace(" ", "-").replace("_", "-")
+    wanted = re.sub(r"[\s_]+", "-", alias.strip().lower()).removeprefix("nvidia-").removeprefix("geforce-")
     wanted = ALIASES.get(wanted, wanted)
     if wanted not in GPUS:
-        raise UnknownGpu(f"GPU {alias[:60]!r} is not known. Known: {', '.join(sorted([*GPUS, *ALIASES]))}")
+        close = difflib.get_close_matches(wanted, [*GPUS, *ALIASES], n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise UnknownGpu(f"GPU {alias[:60]!r} is not known.{hint} Known: {', '.join(GPUS)}")
     return GPUS[wanted]

@@ -1,0 +1,91 @@
+"""Every environment variable that flashtune reads. A leaf: imports nothing of the project but errors.
+
+A variable that is unset or empty leaves the choice to the XDG_* variables, and these to HOME. Relative paths count
+from the directory in which the process started, so that a later ``chdir`` moves nothing. Nothing is created here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from .errors import InvalidInput
+
+APPLICATION = "flashtune"
+DATABASE_NAME = "tuned.db"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One environment variable."""
+
+    name: str
+    type: str
+    meaning: str
+    default: str
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        name="FLASHTUNE_DB",
+        type="path",
+        meaning="The SQLite file with measurements and winners.",
+        default=f"{DATABASE_NAME} in the user's data directory ($XDG_DATA_HOME/flashtune or ~/.local/share/flashtune)",
+    ),
+    Setting(
+        name="FLASHTUNE_CACHE_DIR",
+        type="path",
+        meaning="Directory of compiled kernels and of sources that failed to compile. Safe to delete.",
+        default="The user's cache directory ($XDG_CACHE_HOME/flashtune or ~/.cache/flashtune)",
+    ),
+)
+
+
+def _start_directory() -> Path | None:
+    try:
+        return Path.cwd()
+    except OSError:  # deleted, or not readable
+        return None
+
+
+_START = _start_directory()
+
+
+def database_path() -> Path:
+    """Absolute path of the tuning database. Neither it nor its directory needs to exist."""
+    explicit = _path_setting("FLASHTUNE_DB")
+    return explicit or _absolute(platformdirs.user_data_path(APPLICATION, appauthor=False), "XDG_DATA_HOME") / (
+        DATABASE_NAME
+    )
+
+
+def cache_dir() -> Path:
+    """Absolute path of the directory for what can be made again. It need not exist."""
+    explicit = _path_setting("FLASHTUNE_CACHE_DIR")
+    return explicit or _absolute(platformdirs.user_cache_path(APPLICATION, appauthor=False), "XDG_CACHE_HOME")
+
+
+def _path_setting(name: str) -> Path | None:
+    """The path in variable ``name``, or None where it is unset or empty."""
+    given = os.environ.get(name, "")
+    if not given.strip():
+        return None
+    scheme, separator, _ = given.partition("://")
+    if separator:
+        # Only the scheme is shown: what follows may hold a password.
+        raise InvalidInput(f"{name} must be a path of a file system, not a {scheme[:20]}:// address")
+    try:
+        return _absolute(Path(given).expanduser(), name)
+    except RuntimeError as error:
+        raise InvalidInput(f"{name}={given[:200]!r}: the home directory it names is not known") from error
+
+
+def _absolute(path: Path, name: str) -> Path:
+    if path.is_absolute():
+        return path
+    if _START is None:
+        raise InvalidInput(f"{name}={str(path)[:200]!r} is relative, and the working directory no longer exists")
+    return _START / path

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashtune import settings
+from flashtune.errors import InvalidInput
+
+VARIABLES = ("FLASHTUNE_DB", "FLASHTUNE_CACHE_DIR", "XDG_DATA_HOME", "XDG_CACHE_HOME")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="XDG_* variables are a Linux convention")
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+@linux
+def test_home_is_the_last_resort(tmp_path: Path) -> None:
+    assert settings.database_path() == tmp_path / "home/.local/share/flashtune/tuned.db"
+    assert settings.cache_dir() == tmp_path / "home/.cache/flashtune"
+
+
+@linux
+def test_xdg_beats_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert settings.database_path() == tmp_path / "data/flashtune/tuned.db"
+    assert settings.cache_dir() == tmp_path / "cache/flashtune"
+
+
+@linux
+def test_a_setting_beats_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "my.db"))
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path / "mine"))
+    assert settings.database_path() == tmp_path / "my.db"
+    assert settings.cache_dir() == tmp_path / "mine"
+
+
+@linux
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_empty_means_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty: str) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, empty)
+    assert settings.database_path() == tmp_path / "home/.local/share/flashtune/tuned.db"
+    assert settings.cache_dir() == tmp_path / "home/.cache/flashtune"
+
+
+def test_relative_paths_count_from_where_the_process_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = Path.cwd()
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", "my cache")
+    monkeypatch.setenv("XDG_DATA_HOME", "data")
+    monkeypatch.chdir(tmp_path)
+    assert settings.cache_dir() == started / "my cache"
+    assert settings.database_path().is_absolute()
+
+
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLASHTUNE_DB", "~/team/tuned.db")
+    assert settings.database_path() == tmp_path / "home/team/tuned.db"
+
+
+def test_a_tilde_of_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHTUNE_DB", "~no-such-user-here/tuned.db")
+    with pytest.raises(InvalidInput, match="FLASHTUNE_DB='~no-such-user-here"):
+        settings.database_path()
+
+
+def test_an_address_is_refused_without_showing_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHTUNE_DB", "postgresql://me:secret@host/db")
+    with pytest.raises(InvalidInput, match="postgresql://") as caught:
+        settings.database_path()
+    assert "secret" not in str(caught.value)
+
+
+def test_the_table_names_every_variable_that_is_read() -> None:
+    """A variable read anywhere but through the table would be one that nobody can find."""
+    source = Path(settings.__file__).read_text(encoding="utf-8")
+    for each in settings.SETTINGS:
+        assert each.name.startswith("FLASHTUNE_")
+        assert f'_path_setting("{each.name}")' in source
+        assert each.meaning
+        assert each.default
+    assert source.count('_path_setting("') == len(settings.SETTINGS)
+
+
+def test_import_creates_nothing_and_works_where_the_directory_is_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = (
+        "import os, sys; os.rmdir(os.getcwd())\n"
+        "from flashtune import settings\n"
+        "from flashtune.errors import InvalidInput\n"
+        "settings.database_path(); settings.cache_dir()\n"
+        "os.environ['FLASHTUNE_DB'] = 'relative.db'\n"
+        "try:\n    settings.database_path()\n"
+        "except InvalidInput as error:\n    print(error)\n"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    source = Path(settings.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(source), "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=gone, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "relative.db" in done.stdout
+    assert list(home.iterdir()) == []
