@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
@@ -87,8 +88,7 @@ class Family(ABC):
     def enumerate(self, spec: Spec, gpu: Gpu) -> tuple[list[Config], Counter[str]]:
         """All legal configs of the searched parameters in a fixed order, and how often each reason rejected one.
 
-        Reasons are counted by their first words (up to a digit), so that ``needs 98304 B`` and ``needs 65536 B``
-        count as one.
+        Reasons that differ in their numbers alone count as one.
         """
         if reason := self.unsupported(spec, gpu):
             return [], Counter({reason: 1})
@@ -108,7 +108,7 @@ class Family(ABC):
 
 
 def _kind(reason: str) -> str:
-    return "".join("#" if char.isdigit() else char for char in reason).replace("##", "#").split(":")[0]
+    return re.sub(r"\d+", "#", reason)
 
 
 def families() -> dict[str, Family]:

@@ -61,6 +61,10 @@ def environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=_LineMarkingLoader(jinja2.PackageLoader("flashtune.templates", "")),
         line_statement_prefix="//%",
+        block_start_string="//%{",  # never written: "{%" and "{#" occur in PTX and C++
+        block_end_string="}%//",
+        comment_start_string="//%#",
+        comment_end_string="#%//",
         line_comment_prefix="//%%",
         undefined=jinja2.StrictUndefined,
         autoescape=False,

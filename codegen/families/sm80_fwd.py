@@ -1,0 +1,114 @@
+"""Rules of `sm80_fwd`: tensor cores through mma.sync, sm_80 and later. The kernel is templates/sm80_fwd.cu.jinja."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..config import Config, parameter
+from ..family import Family, Resources
+from ..gpu import Gpu
+from ..problem import Problem, Spec
+
+_ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
+_MAX_REGISTERS = 255
+_WORKING_REGISTERS = 44
+"""Registers beside accumulators and kept operands: addresses, softmax state, fragments in flight. Calibrated so that
+no legal config spills (NVRTC 13.5, see tests/codegen/test_sm80_fwd.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm80FwdConfig(Config):
+    """Parameters of `sm80_fwd`."""
+
+    family: ClassVar[str] = "sm80_fwd"
+
+    block_m: int = parameter(choices=(16, 32, 64, 128, 256), help="query rows of a thread block")
+    block_n: int = parameter(choices=(16, 32, 48, 64, 80, 96, 128), help="keys of a loop step")
+    num_warps: int = parameter(choices=(1, 2, 4, 8), help="warps of a thread block; each owns block_m / num_warps rows")
+    num_stages: int = parameter(choices=(1, 2, 3), help="blocks of K and of V in shared memory")
+    q_in_registers: bool = parameter(choices=(False, True), help="keep Q in registers; K and V then take its place")
+    rescale_threshold: int = parameter(
+        choices=(0, 8),
+        neutral=8,
+        searched=False,
+        help="powers of 2 by which scores may outgrow the row reference before O is rescaled; 0: the exact maximum",
+    )
+    blocks_per_sm: int = parameter(choices=(1, 2, 3, 4), help="thread blocks per SM that registers are capped for")
+
+
+class Sm80Fwd(Family):
+    name = "sm80_fwd"
+    config_type = Sm80FwdConfig
+    entry = "sm80_fwd"
+
+    def unsupported(self, spec: Spec, gpu: Gpu) -> str | None:
+        if gpu.capability < (8, 0):
+            major, minor = gpu.capability
+            return f"needs compute capability 8.0 or later, {gpu} has {major}.{minor}"
+        if spec.dtype not in _ELEMENTS:
+            return f"dtype={spec.dtype} is not supported. Supported: {', '.join(_ELEMENTS)}"
+        if spec.out_dtype:
+            return f"out_dtype={spec.out_dtype} is not supported: the output has the dtype of the inputs"
+        if spec.head_dim % 8 or not 8 <= spec.head_dim <= 256:
+            return f"head_dim={spec.head_dim} is not supported. Supported: multiples of 8 from 8 to 256"
+        return None
+
+    def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
+        assert isinstance(config, Sm80FwdConfig)
+        rows = config.block_m // config.num_warps
+        if config.block_m % config.num_warps or rows % 16:
+            return f"block_m={config.block_m} does not give each of {config.num_warps} warps whole tiles of 16 rows"
+        if rows > 32:
+            return f"{rows} rows per warp: at most 32 fit the registers"
+        needs = self.resources(config, spec)
+        if needs.shared_memory > gpu.shared_memory_block:
+            return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_block} B"
+        if config.blocks_per_sm * needs.threads > gpu.max_threads_sm:
+            return f"blocks_per_sm={config.blocks_per_sm} of {needs.threads} threads exceed {gpu.max_threads_sm} per SM"
+        if config.blocks_per_sm * (needs.shared_memory + 1024) > gpu.shared_memory_sm:
+            return f"blocks_per_sm={config.blocks_per_sm} do not fit the shared memory of {gpu}"
+        cap = register_cap(needs.threads, config.blocks_per_sm)
+        if needs.registers > cap:
+            return f"needs about {needs.registers} registers per thread, {cap} are left"
+        if config.blocks_per_sm > 1 and register_cap(needs.threads, config.blocks_per_sm - 1) == cap:
+            return f"blocks_per_sm={config.blocks_per_sm} caps registers no more than {config.blocks_per_sm - 1} does"
+        return None
+
+    def default(self, spec: Spec, gpu: Gpu) -> Config:
+        if spec.head_dim <= 64:
+            shape = {"block_m": 128, "block_n": 64, "num_warps": 4}
+        elif spec.head_dim <= 128:
+            shape = {"block_m": 64, "block_n": 64, "num_warps": 4}
+        else:
+            shape = {"block_m": 64, "block_n": 32, "num_warps": 4}
+        return Sm80FwdConfig(**shape, num_stages=1, q_in_registers=False, rescale_threshold=8, blocks_per_sm=1)
+
+    def resources(self, config: Config, spec: Spec) -> Resources:
+        assert isinstance(config, Sm80FwdConfig)
+        padded = -(-spec.head_dim // 16) * 16
+        row_bytes = 2 * padded
+        queries = config.block_m * row_bytes
+        keys_values = 2 * config.num_stages * config.block_n * row_bytes
+        row_tiles = max(1, config.block_m // config.num_warps // 16)
+        out = row_tiles * spec.head_dim // 8 * 4
+        scores = row_tiles * config.block_n // 8 * 4
+        kept = row_tiles * padded // 16 * 4 if config.q_in_registers else row_tiles * 4
+        return Resources(
+            threads=32 * config.num_warps,
+            shared_memory=max(queries, keys_values) if config.q_in_registers else queries + keys_values,
+            registers=out + scores + kept + _WORKING_REGISTERS,
+        )
+
+    def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
+        return {"element": _ELEMENTS[spec.dtype]}
+
+    def tiles(self, config: Config, problem: Problem) -> int:
+        assert isinstance(config, Sm80FwdConfig)
+        return -(-problem.seqlen_q // config.block_m) * problem.batch * problem.num_heads
+
+
+def register_cap(threads: int, blocks_per_sm: int) -> int:
+    """Registers per thread that ``__launch_bounds__(threads, blocks_per_sm)`` leaves: allocated in steps of 8."""
+    return min(_MAX_REGISTERS, 65536 // (threads * blocks_per_sm) // 8 * 8)

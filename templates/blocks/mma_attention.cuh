@@ -1,0 +1,240 @@
+// The two matrix products of attention with mma.sync m16n8k16, and what happens to their registers in between. Needs:
+// the parameters and mask of the family, tile.cuh, online_softmax.cuh.
+//
+// Fragments (g = lane / 4, t = lane % 4): scores[m][n][2 * half + e] is row 16 m + g + 8 half, column 8 n + 2 t + e of
+// the warp's rows. Two neighbouring score tiles, packed to 16 bits, are the A operand of the second product.
+
+constexpr int kThreads = kNumWarps * 32;
+constexpr int kRowsPerWarp = kBlockM / kNumWarps;
+constexpr int kRowTiles = kRowsPerWarp / 16;
+constexpr int kScoreTiles = kBlockN / 8;
+constexpr int kOutTiles = kHeadDim / 8;
+constexpr int kHeadDimPadded = (kHeadDim + 15) / 16 * 16;  // the first product sums over steps of 16
+constexpr int kHeadSteps = kHeadDimPadded / 16;
+static_assert(kBlockM % (16 * kNumWarps) == 0, "a warp owns whole tiles of 16 rows");
+static_assert(kBlockN % 16 == 0, "the second product sums over steps of 16 keys");
+static_assert(kHeadDim % 8 == 0, "columns come in chunks of 8");
+
+using QTile = Tile<kBlockM, kHeadDimPadded>;
+using KeyTile = Tile<kBlockN, kHeadDimPadded>;
+
+__device__ __forceinline__ int warp_row() {
+  return threadIdx.x / 32 * kRowsPerWarp;
+}
+
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
+
+// Row of the tile that scores[m][..][2 * half + ..] belongs to.
+__device__ __forceinline__ int fragment_row(int m, int half) {
+  return warp_row() + 16 * m + 8 * half + lane() / 4;
+}
+
+// The warp's rows of Q as A operands: read from shared memory when used, or kept in registers.
+struct Queries {
+  FragmentReader<QTile> reader;
+  u32 kept[kQInRegisters ? kRowTiles : 1][kQInRegisters ? kHeadSteps : 1][4];
+
+  __device__ __forceinline__ explicit Queries(const char* q_smem)
+      : reader(shared_address(q_smem), warp_row() + lane() % 16, lane() / 16) {}
+
+  __device__ __forceinline__ void load() {
+    if constexpr (kQInRegisters) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int step = 0; step < kHeadSteps; ++step) {
+          ldmatrix_x4(kept[m][step], reader.at(16 * m, 2 * step));
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void fragment(u32 (&operand)[4], int m, int step) const {
+    if constexpr (kQInRegisters) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        operand[word] = kept[m][step][word];
+      }
+    } else {
+      ldmatrix_x4(operand, reader.at(16 * m, 2 * step));
+    }
+  }
+};
+
+// S += Q K^T
+__device__ __forceinline__ void multiply_keys(float (&scores)[kRowTiles][kScoreTiles][4], const Queries& queries,
+                                              const char* k_smem, int stage_bytes) {
+  const FragmentReader<KeyTile> keys(shared_address(k_smem), lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
+#pragma unroll
+  for (int step = 0; step < kHeadSteps; ++step) {
+    u32 q[kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      queries.fragment(q[m], m, step);
+    }
+#pragma unroll
+    for (int n = 0; n < kScoreTiles; n += 2) {
+      u32 k[4];
+      ldmatrix_x4(k, keys.at(8 * n, 2 * step, stage_bytes));
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        mma_m16n8k16<Element>(scores[m][n], q[m], k[0], k[1]);
+        mma_m16n8k16<Element>(scores[m][n + 1], q[m], k[2], k[3]);
+      }
+    }
+  }
+}
+
+// O += P V
+__device__ __forceinline__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
+                                                const float (&weights)[kRowTiles][kScoreTiles][4], const char* v_smem,
+                                                int stage_bytes) {
+  const FragmentReader<KeyTile> values(shared_address(v_smem), lane() % 16, lane() / 16);
+#pragma unroll
+  for (int n = 0; n < kScoreTiles; n += 2) {
+    u32 p[kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      p[m][0] = pack<Element>(weights[m][n][0], weights[m][n][1]);
+      p[m][1] = pack<Element>(weights[m][n][2], weights[m][n][3]);
+      p[m][2] = pack<Element>(weights[m][n + 1][0], weights[m][n + 1][1]);
+      p[m][3] = pack<Element>(weights[m][n + 1][2], weights[m][n + 1][3]);
+    }
+#pragma unroll
+    for (int column = 0; column < kOutTiles; column += 2) {
+      u32 v[4];
+      ldmatrix_x4_trans(v, values.at(8 * n, column, stage_bytes));
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        mma_m16n8k16<Element>(out[m][column], p[m], v[0], v[1]);
+        if (column + 1 < kOutTiles) {
+          mma_m16n8k16<Element>(out[m][column + 1], p[m], v[2], v[3]);
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kScoreTiles][4], float scale) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+      for (int entry = 0; entry < 4; ++entry) {
+        scores[m][n][entry] *= scale;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void apply_mask(float (&scores)[kRowTiles][kScoreTiles][4], const Mask& mask, int row_begin,
+                                           int key_begin) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+      for (int entry = 0; entry < 4; ++entry) {
+        const int row = row_begin + fragment_row(m, entry / 2);
+        const int key = key_begin + 8 * n + 2 * (lane() % 4) + entry % 2;
+        if (!mask.visible(row, key)) {
+          scores[m][n][entry] = negative_infinity();
+        }
+      }
+    }
+  }
+}
+
+// Not 0 if the exponent of one of two 16-bit floats is all ones: infinity or NaN.
+__device__ __forceinline__ u32 nonfinite_bits(u32 pair) {
+  constexpr u32 kOne = kIsHalf ? 0x0400u : 0x0080u;  // lowest bit of the exponent
+  return ((pair & 0x7fff7fffu) + (kOne | kOne << 16)) & 0x80008000u;
+}
+
+__device__ __forceinline__ bool is_nonfinite(u16 bits) {
+  return nonfinite_bits(bits) != 0;
+}
+
+// A masked key has weight 0, and 0 times an infinity or NaN in its value is NaN. So where the mask cuts through a block
+// whose V holds such values, they are added to the rows that see them and replaced by 0 before the product. Costs one
+// look at V per partial block. Called by all threads.
+__device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTiles][4], char* v_smem, const Mask& mask,
+                                                  int row_begin, int key_begin) {
+  constexpr int kTileChunks = KeyTile::kBytes / 16;
+  u32 found = 0;
+#pragma unroll 2
+  for (int index = threadIdx.x; index < kTileChunks; index += kThreads) {
+    const uint4 chunk = reinterpret_cast<const uint4*>(v_smem)[index];
+    found |= nonfinite_bits(chunk.x) | nonfinite_bits(chunk.y) | nonfinite_bits(chunk.z) | nonfinite_bits(chunk.w);
+  }
+  if (!__syncthreads_or(found != 0)) {
+    return;
+  }
+#pragma unroll 1
+  for (int key = 0; key < kBlockN; ++key) {
+#pragma unroll
+    for (int column = 0; column < kOutTiles; ++column) {
+      const char* chunk = v_smem + KeyTile::offset(key, column);
+      const u16* pair = reinterpret_cast<const u16*>(chunk) + lane() % 4 * 2;
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int entry = 0; entry < 4; ++entry) {
+          const u16 bits = pair[entry % 2];
+          const int row = row_begin + fragment_row(m, entry / 2);
+          if (is_nonfinite(bits) && mask.visible(row, key_begin + key)) {
+            out[m][column][entry] += to_float(Element{bits});
+          }
+        }
+      }
+    }
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int index = threadIdx.x; index < kTileChunks * 8; index += kThreads) {
+    u16* bits = reinterpret_cast<u16*>(v_smem) + index;
+    if (is_nonfinite(*bits)) {
+      *bits = 0;
+    }
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ void store_log_sum_exp(float* lse_gmem, const OnlineSoftmax<kRowTiles>& softmax,
+                                                  const ScoreScale& scale, int rows_valid) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = fragment_row(m, half);
+      if (lane() % 4 == 0 && row < rows_valid) {
+        lse_gmem[row] = softmax.log_sum_exp(m, half, scale);
+      }
+    }
+  }
+}
+
+// O / l, rounded and staged in shared memory, so that whole chunks are written. A warp touches its own rows only.
+__device__ __forceinline__ void store_output(u16* out_gmem, const float (&out)[kRowTiles][kOutTiles][4],
+                                             const OnlineSoftmax<kRowTiles>& softmax, char* out_smem, i64 row_stride,
+                                             int rows_valid) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float normaliser = softmax.normaliser(m, half);
+#pragma unroll
+      for (int column = 0; column < kOutTiles; ++column) {
+        char* chunk = out_smem + QTile::offset(fragment_row(m, half), column);
+        reinterpret_cast<u32*>(chunk)[lane() % 4] =
+            pack<Element>(out[m][column][2 * half] * normaliser, out[m][column][2 * half + 1] * normaliser);
+      }
+    }
+  }
+  __syncwarp();
+  store_rows<QTile, kRowsPerWarp, kHeadDim, kVector>(out_smem, warp_row(), out_gmem + warp_row() * row_stride,
+                                                     row_stride, rows_valid - warp_row());
+}
