@@ -162,6 +162,14 @@ class Choice:
     def family(self) -> str:
         return self.config.family
 
+    def __str__(self) -> str:
+        return f"{self.config}, {self.level.replace('_', ' ')}: {self.evidence}"
+
+
+def capability(gpu_key: str) -> str:
+    """Compute capability with suffix, e.g. ``9.0a``: the first part of a device-model key."""
+    return gpu_key.partition("/")[0]
+
 
 def canonical(data: object) -> str:
     """JSON with one spelling per value: sorted names, no spaces, ASCII, no NaN."""
@@ -226,14 +234,15 @@ def config_from_text(family: object, text: object) -> Config:
 def check(record: T) -> T:
     """``record``, if every field has the right type and range; else :class:`InvalidInput` names field and value."""
     for name, limits in _LIMITS.items():
-        got: Any = getattr(record, name, None)
+        got: object = getattr(record, name, None)
         if got is None:
             if limits.optional or not hasattr(record, name):
                 continue
             raise InvalidInput(f"{name} is missing")
         if isinstance(got, bool) or not isinstance(got, limits.types):
             raise InvalidInput(f"{name} must be {limits.words}, not {_show(got)}")
-        if not limits.low <= got <= limits.high:
+        number: Any = got
+        if not limits.low <= number <= limits.high:
             raise InvalidInput(f"{name}={_show(got)} must be from {limits.low:g} to {limits.high:g}")
     _check_text(record)
     if isinstance(record, Measurement):

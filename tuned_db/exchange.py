@@ -1,0 +1,178 @@
+"""Measurements as ``.jsonl`` text: one spelling per set of rows, so that files compare, diff and travel well.
+
+The first line is a header, then comes one measurement a line, sorted. Reading trusts nothing: known names, types,
+ranges and listed words only; nothing is evaluated, and no text of a file reaches a template but as a listed value.
+Predictions are never written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashtune.codegen.problem import Spec
+from flashtune.errors import InvalidInput
+
+from .records import REJECTING, STAGES, Measurement, Variant, canonical, check, measurement_from_json, settled, to_json
+from .winners import rank
+
+SCHEMA = "flashtune-measurements/1"
+LINE_LIMIT = 65536
+"""Bytes of one line. A row has about 700."""
+RUNNERS_UP = 2
+"""Variants behind the winner that :func:`write_bundled` keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What a file held. ``refused`` is empty unless invalid rows were asked to be passed over."""
+
+    origin: str
+    """UUID of the database it came from, or ``bundled``."""
+    gpu_keys: tuple[str, ...]
+    digest: str
+    measurements: tuple[Measurement, ...]
+    refused: tuple[str, ...] = ()
+
+
+def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str) -> str:
+    """Writes a file (in one move, so never a part of one) and returns its digest, the SHA-256 of the rows.
+
+    Rows are sorted by device, problem, stage, variant, date and id; the same set gives the same bytes. A measurement
+    twice is written once; two under one id raise `InvalidInput`.
+    """
+    rows: dict[str, Measurement] = {}
+    for each in measurements:
+        stored = check(settled(each))
+        if rows.setdefault(each.id, stored) != stored:
+            raise InvalidInput(f"two measurements have the id {each.id}")
+    lines = [canonical(to_json(each)) for each in sorted(rows.values(), key=_order)]
+    body = "".join(line + "\n" for line in lines)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    header = {
+        "digest": digest,
+        "gpu_keys": sorted({each.gpu_key for each in rows.values()}),
+        "origin": origin,
+        "rows": len(lines),
+        "schema": SCHEMA,
+    }
+    unfinished = path.with_name(f".{path.name}.tmp")
+    unfinished.write_bytes((canonical(header) + "\n" + body).encode())
+    unfinished.replace(path)
+    return digest
+
+
+def write_bundled(measurements: Iterable[Measurement], path: Path) -> str:
+    """Writes what a look-up needs of ``measurements``: per problem and GPU the winner, the next best, and the default
+    that they were measured against. Returns the digest."""
+    groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    barred: dict[Spec, set[Variant]] = defaultdict(set)
+    for each in measurements:
+        stored = settled(each)
+        groups[each.gpu_key, each.problem.key].append(stored)
+        if stored.status in REJECTING:
+            barred[each.problem.spec].add(each.variant)
+    kept: dict[str, Measurement] = {}
+    for rows in groups.values():
+        for ranked in rank(rows, barred[rows[0].problem.spec])[: 1 + RUNNERS_UP]:
+            for row in ranked.rows:
+                kept[row.id] = row
+                kept.update({each.id: each for each in rows if _is_baseline(each, row)})
+    return write_export(kept.values(), path, origin="bundled")
+
+
+def _is_baseline(each: Measurement, of: Measurement) -> bool:
+    same_final = (each.session, each.stage, each.status) == (of.session, of.stage, "ok")
+    return same_final and of.baseline_us is not None and each.median_us == of.baseline_us
+
+
+def read_header(path: Path) -> Export:
+    """The header alone, with no measurements; see :func:`read_export`."""
+    with path.open("rb") as file:
+        line = file.readline(LINE_LIMIT + 1)
+    return _header(path, line)[0]
+
+
+def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
+    """Reads a file strictly: the first thing that is wrong raises `InvalidInput` with path, line and reason.
+
+    With ``skip_invalid`` a row that this version can't take is listed in ``refused`` instead; a header that is wrong,
+    or rows that are not those the header counted, still raise.
+    """
+    first, *lines = path.read_bytes().split(b"\n")
+    header, count = _header(path, first)
+    body = b"\n".join(lines)
+    if lines and lines[-1] == b"":
+        lines.pop()
+    if len(lines) != count or (body and not body.endswith(b"\n")):
+        raise InvalidInput(f"{path}: the header says {count} rows, there are {len(lines)} (cut off?)")
+    digest = hashlib.sha256(body).hexdigest()
+    if digest != header.digest:
+        raise InvalidInput(f"{path}: the rows were changed since it was written (digest {digest})")
+    measurements: dict[str, Measurement] = {}
+    refused = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            row = measurement_from_json(_json(line))
+            if row.id in measurements:
+                raise InvalidInput(f"id {row.id} is there twice")
+            measurements[row.id] = row
+        except InvalidInput as error:
+            reason = f"{path}, line {number}: {error}"
+            if not skip_invalid:
+                raise InvalidInput(reason) from error
+            refused.append(reason)
+    return Export(header.origin, header.gpu_keys, digest, tuple(measurements.values()), tuple(refused))
+
+
+def _header(path: Path, line: bytes) -> tuple[Export, int]:
+    """The header and the number of rows that it says."""
+    try:
+        data = _json(line)
+        if not isinstance(data, dict) or "schema" not in data:
+            raise InvalidInput("it is not a header")
+        if data["schema"] != SCHEMA:
+            raise InvalidInput(f"schema={str(data['schema'])[:60]!r} is not known. Known: {SCHEMA}")
+        if set(data) != {"digest", "gpu_keys", "origin", "rows", "schema"}:
+            raise InvalidInput("the header needs exactly digest, gpu_keys, origin, rows and schema")
+        keys, rows = data["gpu_keys"], data["rows"]
+        if not isinstance(keys, list) or not all(isinstance(each, str) for each in [*keys, data["origin"]]):
+            raise InvalidInput("gpu_keys must be a list of text and origin text")
+        if type(rows) is not int or rows < 0 or not isinstance(data["digest"], str):
+            raise InvalidInput("rows must be a count and digest text")
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}, line 1: {error}") from error
+    return Export(data["origin"], tuple(keys), data["digest"], ()), rows
+
+
+def _json(line: bytes) -> Any:
+    """One line of JSON in which every name stands once and every number is a number."""
+    if len(line) > LINE_LIMIT:
+        raise InvalidInput(f"the line has more than {LINE_LIMIT} bytes")
+    try:
+        return json.loads(line.decode(), parse_constant=_no_constant, object_pairs_hook=_no_twins)
+    except InvalidInput:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"not JSON: {line[:40]!r}") from error
+
+
+def _no_constant(name: str) -> None:
+    raise InvalidInput(f"{name} is not a number")
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        raise InvalidInput("a name stands twice in one object")
+    return data
+
+
+def _order(each: Measurement) -> tuple[object, ...]:
+    stage = -STAGES.index(each.stage)
+    return each.gpu_key, each.problem.key, stage, each.variant, each.created, each.id

@@ -1,0 +1,249 @@
+"""Which config to run for a problem on a GPU, and why: :func:`find`.
+
+Levels, best first; at each level the user's own rows win over those that ship:
+
+1. ``exact``: measured for this problem on this device model, with the source that is rendered today.
+2. ``older_source``: the same, but the kernel's source has changed since.
+3. ``neighbour``: the winner of a near problem with the same `Spec` on this device model, where the model predicts no
+   loss against the default.
+4. ``borrowed``: the winner of this problem, else (with the same guard) of a near one, on another chip of the same
+   compute capability, nearest chip first.
+5. ``predicted``: ranked by model and compiler, not timed.
+6. ``default``: the preferred family's own.
+
+Each config is checked again for this problem and GPU; a row that no longer fits is passed over. Rows that can't be
+used never make a look-up fail.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.family import MAX_GRID_X, family, supporting
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.problem import Problem, Spec
+from flashtune.codegen.render import render_source
+from flashtune.errors import InvalidInput, StoreError
+from flashtune.settings import database_path
+
+from .records import Choice, Level, Measurement, Prediction, Variant, capability
+from .sources import Source, bundled
+from .winners import Ranked, best_first, with_source
+
+__all__ = ["Choice", "find", "source_digest"]
+
+NEIGHBOURS = 8
+"""Near problems that are tried."""
+LOCK_TIMEOUT = 2.0
+"""Seconds that a call of ``attention()`` may wait for the user's database; without it the rest still answers."""
+
+_log = logging.getLogger("flashtune")
+_CHIP = re.compile(r"(?P<model>[^/]+)/(?P<sms>\d+)sm/smem\d+/l2-(?P<l2>\d+)/(?P<memory>\d+)gb(?:/mig-(?P<mig>.+))?")
+
+
+def find(problem: Problem, gpu: Gpu, *, store_path: str | Path | None = None) -> Choice:
+    """The config for ``problem`` on ``gpu`` from the best level that has one; see above.
+
+    ``store_path`` is the user's database, else the one of the settings; it is read only where it exists. One that
+    can't be used is passed over with one warning per process. Raises `UnsupportedProblem` where no family serves the
+    problem.
+    """
+    fallback = supporting(problem.spec, gpu)[0].default(problem.spec, gpu)
+    shipped = bundled(capability(gpu.key))
+    try:
+        return _Search(problem, gpu, fallback, [*_user(store_path), shipped]).choice()
+    except StoreError as error:
+        _warn_once(error)
+        return _Search(problem, gpu, fallback, [shipped]).choice()
+
+
+@functools.lru_cache(maxsize=8192)
+def source_digest(spec: Spec, config: Config) -> str:
+    """Digest of the source that ``config`` renders to today."""
+    names = family(config.family).names(config, spec)
+    return render_source(config.family, spec, config, names).digest
+
+
+class _Search:
+    """One look-up: what is asked, the default to beat, and where to look, preferred source first."""
+
+    def __init__(self, problem: Problem, gpu: Gpu, fallback: Config, sources: list[Source]) -> None:
+        self.problem = problem
+        self.gpu = gpu
+        self.fallback = fallback
+        self.sources = sources
+        self.barred: frozenset[Variant] = frozenset().union(*(each.rejected(problem.spec) for each in sources))
+
+    def choice(self) -> Choice:
+        return (
+            self.here() or self.near("neighbour", self.gpu.key) or self.borrowed() or self.predicted() or self.default()
+        )
+
+    def here(self) -> Choice | None:
+        """Levels 1 and 2."""
+        fallen_back: Choice | None = None
+        for source in self.sources:
+            current, older = self._best(source, self.problem, self.gpu.key)
+            if current:
+                return self._choice("exact", source, current)
+            if older and not fallen_back:
+                fallen_back = self._choice("older_source", source, older)
+        return fallen_back
+
+    def near(self, level: Level, gpu_key: str) -> Choice | None:
+        """Level 3: the winner of the nearest problem on a device model that the model predicts to be no loss here."""
+        found: dict[str, tuple[float, str, Problem]] = {}
+        for source in self.sources:
+            for each in source.problems(spec=self.problem.spec, gpu_key=gpu_key):
+                found[each.key] = _distance(self.problem, each), each.key, each
+        found.pop(self.problem.key, None)
+        for distance, _, neighbour in sorted(found.values())[:NEIGHBOURS]:
+            for source in self.sources:
+                best = self._any(source, neighbour, gpu_key)
+                if best and (guard := self._no_loss(best.config)):
+                    note = f"tuned for {neighbour}, {distance:.2g} octaves away; {guard}"
+                    return self._choice(level, source, best, note)
+        return None
+
+    def borrowed(self) -> Choice | None:
+        """Level 4."""
+        chips = self._chips()
+        for key in chips:
+            for source in self.sources:
+                if best := self._any(source, self.problem, key):
+                    return self._choice("borrowed", source, best)
+        return next(filter(None, (self.near("borrowed", key) for key in chips)), None)
+
+    def predicted(self) -> Choice | None:
+        """Level 5."""
+        for source in self.sources:
+            for each in source.predictions(problem=self.problem, gpu_key=self.gpu.key):
+                if self._usable(each.config):
+                    return Choice(
+                        config=each.config,
+                        level="predicted",
+                        evidence=_describe_prediction(each),
+                        origin=source.label,
+                        prediction=each,
+                    )
+        return None
+
+    def default(self) -> Choice:
+        """Level 6."""
+        evidence = f"nothing is measured or predicted for it on {self.gpu.name} or a chip of the same capability"
+        return Choice(config=self.fallback, level="default", evidence=evidence)
+
+    def _best(self, source: Source, problem: Problem, gpu_key: str) -> tuple[Ranked | None, Ranked | None]:
+        """Of ``source``, the best usable variant with today's source, and the best with an older one."""
+
+        def rows(stage: str) -> list[Measurement]:
+            return source.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage=stage)
+
+        ranked = (each for each in best_first(rows, self.barred) if self._usable(each.config))
+        return with_source(ranked, lambda config: source_digest(self.problem.spec, config))
+
+    def _any(self, source: Source, problem: Problem, gpu_key: str) -> Ranked | None:
+        current, older = self._best(source, problem, gpu_key)
+        return current or older
+
+    def _no_loss(self, config: Config) -> str | None:
+        """What the model predicts for ``config`` and the default, if that is no loss."""
+        from flashtune.codegen import model
+
+        ours = model.predict(self.problem, config, self.gpu).seconds
+        theirs = model.predict(self.problem, self.fallback, self.gpu).seconds
+        if not ours <= theirs:
+            return None
+        return f"predicted {ours * 1e6:.4g} us here, the default {theirs * 1e6:.4g} us"
+
+    def _chips(self) -> list[str]:
+        """Other device models of the same capability, nearest first."""
+        wanted = capability(self.gpu.key)
+        keys = {key for source in self.sources for key in source.gpu_keys(capability=wanted)} - {self.gpu.key}
+        return sorted(keys, key=lambda key: (chip_distance(self.gpu.key, key), key))
+
+    def _usable(self, config: Config) -> bool:
+        kind, spec = family(config.family), self.problem.spec
+        if kind.unsupported(spec, self.gpu) or kind.illegal(config, spec, self.gpu):
+            return False
+        return kind.tiles(config, self.problem) <= MAX_GRID_X
+
+    def _choice(self, level: Level, source: Source, best: Ranked, note: str = "") -> Choice:
+        row = best.measurement
+        notes = [_describe(best)]
+        if level == "borrowed":
+            notes.insert(0, f"borrowed from {row.gpu_name}")
+        if row.source_digest != source_digest(self.problem.spec, row.config):
+            notes.append("the kernel's source has changed since")
+        notes += filter(None, [note])
+        return Choice(config=row.config, level=level, evidence="; ".join(notes), origin=source.label, measurement=row)
+
+
+def chip_distance(one: str, other: str) -> tuple[int, float]:
+    """How different two device models of one capability are, by their keys.
+
+    Octaves between their numbers of SMs, L2 sizes and memory sizes, added; a MIG slice is farther from a whole chip
+    than any whole chip. A key of unknown form comes last.
+    """
+    first, second = (_CHIP.fullmatch(key.partition("/")[2]) for key in (one, other))
+    if not first or not second:
+        return 2, 0.0
+    octaves = sum(
+        abs(math.log2(max(1, int(first[name])) / max(1, int(second[name])))) for name in ("sms", "l2", "memory")
+    )
+    return int(bool(first["mig"]) != bool(second["mig"])), octaves
+
+
+def _distance(one: Problem, other: Problem) -> float:
+    """Octaves between two problems of one spec, in the space of both lengths and batch times heads."""
+
+    def place(each: Problem) -> Iterator[float]:
+        for size in (each.seqlen_q, each.seqlen_k, each.batch * each.num_heads):
+            yield math.log2(max(1, size))
+
+    return math.dist(tuple(place(one)), tuple(place(other)))
+
+
+def _describe(best: Ranked) -> str:
+    row = best.measurement
+    spread = f" (q20 {row.q20_us:.4g}, q80 {row.q80_us:.4g})" if row.q20_us and row.q80_us else ""
+    text = f"{row.stage} on {row.gpu_name}, {row.created[:10]}: {best.median_us:.4g} us{spread}, {row.samples} samples"
+    if best.ratio is not None:
+        text += f", {best.ratio:.3f} of the default's time"
+    sessions = len({each.session for each in best.rows})
+    return text + (f", {sessions} sessions" if sessions > 1 else "")
+
+
+def _describe_prediction(each: Prediction) -> str:
+    when = f"predicted for {each.gpu_name}, {each.created[:10]}"
+    return f"{when}: {each.predicted_us:.4g} us, rank {each.rank}; not measured"
+
+
+def _user(store_path: str | Path | None) -> list[Source]:
+    """The user's database, if there is one that can be used."""
+    try:
+        path = database_path() if store_path is None else Path(store_path)
+        if not path.exists():
+            return []
+        from .store import Store
+
+        return [Store.open(path, readonly=True, timeout=LOCK_TIMEOUT)]
+    except (StoreError, InvalidInput, OSError) as error:
+        _warn_once(error)
+        return []
+
+
+_warned = threading.Lock()
+"""Taken by the one warning of this process."""
+
+
+def _warn_once(error: Exception) -> None:
+    if _warned.acquire(blocking=False):
+        _log.warning("tuned configs of your own are not used: %s", error)

@@ -1,0 +1,15 @@
+"""Run by Alembic: applies migrations on the connection that `upgrade.py` passes, inside its transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from flashtune.tuned_db.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    render_as_batch=True,  # SQLite can't alter a table: Alembic copies it
+)
+with context.begin_transaction():
+    context.run_migrations()

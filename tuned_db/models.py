@@ -1,0 +1,145 @@
+"""The tables. A measurement points at the problem, device model, environment and variant that it shares with others.
+
+A change here needs a migration and the next `files.SCHEMA_VERSION`.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, MetaData, UniqueConstraint, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    """Constraints get names, without which SQLite migrations can't address them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class OriginRow(Base):
+    """One row: which database this is."""
+
+    __tablename__ = "origin"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    uuid: Mapped[str]
+    created: Mapped[str]
+
+
+class ProblemRow(Base):
+    """What is asked: core fields for queries, ``json`` (canonical) for everything."""
+
+    __tablename__ = "problem"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(unique=True)
+    spec_key: Mapped[str] = mapped_column(index=True)
+    op: Mapped[str]
+    dtype: Mapped[str]
+    head_dim: Mapped[int]
+    batch: Mapped[int]
+    seqlen_q: Mapped[int]
+    seqlen_k: Mapped[int]
+    num_heads: Mapped[int]
+    num_heads_kv: Mapped[int]
+    causal: Mapped[bool]
+    json: Mapped[str]
+
+
+class DeviceRow(Base):
+    """A device model, by its key."""
+
+    __tablename__ = "device"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(unique=True)
+    name: Mapped[str]
+    capability: Mapped[str] = mapped_column(index=True)
+    """The first part of the key, e.g. ``9.0a``."""
+
+
+class EnvironmentRow(Base):
+    """Where a measurement was made: the unit and the software."""
+
+    __tablename__ = "environment"
+    __table_args__ = (UniqueConstraint("unit", "driver", "nvrtc", "cupy", "flashtune"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    unit: Mapped[str]
+    driver: Mapped[str]
+    nvrtc: Mapped[str]
+    cupy: Mapped[str]
+    flashtune: Mapped[str]
+
+
+class VariantRow(Base):
+    """One piece of code: a config (canonical JSON) of a family, and the digest of its source."""
+
+    __tablename__ = "variant"
+    __table_args__ = (UniqueConstraint("family", "config", "source_digest"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    family: Mapped[str]
+    config: Mapped[str]
+    source_digest: Mapped[str]
+
+
+class MeasurementRow(Base):
+    """An immutable fact; see `records.Measurement` for the fields."""
+
+    __tablename__ = "measurement"
+    __table_args__ = (
+        CheckConstraint("status <> 'ok' OR (median_us IS NOT NULL AND median_us > 0)", name="ok_has_time"),
+        # What a look-up asks: rows of a problem by outcome, then by device and stage.
+        Index(None, "problem_id", "status", "device_id", "stage"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    created: Mapped[str]
+    session: Mapped[str] = mapped_column(index=True)
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"), index=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    variant_id: Mapped[int] = mapped_column(ForeignKey("variant.id"))
+    status: Mapped[str]
+    stage: Mapped[str]
+    median_us: Mapped[float | None]
+    q20_us: Mapped[float | None]
+    q80_us: Mapped[float | None]
+    samples: Mapped[int] = mapped_column(server_default=text("0"))
+    baseline_us: Mapped[float | None]
+    max_error: Mapped[float | None]
+    rms_error: Mapped[float | None]
+    registers: Mapped[int | None]
+    spill_bytes: Mapped[int | None]
+    shared_bytes: Mapped[int | None]
+    clock_mhz: Mapped[float | None]
+    seed: Mapped[int | None]
+    message: Mapped[str] = mapped_column(server_default=text("''"))
+
+
+class PredictionRow(Base):
+    """The last prediction of a variant for a problem and device model: replaced by the next, never exported."""
+
+    __tablename__ = "prediction"
+    __table_args__ = (UniqueConstraint("problem_id", "device_id", "variant_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    created: Mapped[str]
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    variant_id: Mapped[int] = mapped_column(ForeignKey("variant.id"))
+    predicted_us: Mapped[float]
+    rank: Mapped[int]
+    registers: Mapped[int | None]
+    spill_bytes: Mapped[int | None]
+    shared_bytes: Mapped[int | None]
+    nvrtc: Mapped[str]
+    flashtune: Mapped[str]

@@ -1,0 +1,166 @@
+"""Between records and rows: the statements that read them, strictly, and the values that are written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Row, Select, delete, insert, select
+
+from flashtune.codegen import value
+from flashtune.codegen.problem import Problem
+from flashtune.errors import InvalidInput
+
+from .models import Base, DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
+from .records import (
+    Measurement,
+    Prediction,
+    canonical,
+    capability,
+    check,
+    config_from_text,
+    problem_from_text,
+)
+
+_log = logging.getLogger("flashtune")
+
+_OWN = ("created", "registers", "spill_bytes", "shared_bytes")
+_MEASURED = (
+    "id",
+    "session",
+    "status",
+    "stage",
+    "median_us",
+    "q20_us",
+    "q80_us",
+    "samples",
+    "baseline_us",
+    "max_error",
+    "rms_error",
+    "clock_mhz",
+    "seed",
+    "message",
+    *_OWN,
+)
+_ENVIRONMENT = ("unit", "driver", "nvrtc", "cupy", "flashtune")
+_PREDICTED = ("predicted_us", "rank", "nvrtc", "flashtune", *_OWN)
+_SHARED = (
+    ProblemRow.json.label("problem_json"),
+    DeviceRow.key.label("gpu_key"),
+    DeviceRow.name.label("gpu_name"),
+    VariantRow.family.label("family"),
+    VariantRow.config.label("config_json"),
+    VariantRow.source_digest.label("source_digest"),
+)
+
+T = TypeVar("T", Measurement, Prediction)
+Rows = Select[tuple[Any, ...]]
+
+
+def select_measurements() -> Rows:
+    """All that a `Measurement` holds, to be narrowed by the caller."""
+    own = [getattr(MeasurementRow, name) for name in _MEASURED]
+    environment = [getattr(EnvironmentRow, name) for name in _ENVIRONMENT]
+    return (
+        select(*own, *environment, *_SHARED)
+        .join(ProblemRow, ProblemRow.id == MeasurementRow.problem_id)
+        .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
+        .join(EnvironmentRow, EnvironmentRow.id == MeasurementRow.environment_id)
+        .join(VariantRow, VariantRow.id == MeasurementRow.variant_id)
+    )
+
+
+def select_predictions() -> Rows:
+    """All that a `Prediction` holds."""
+    return (
+        select(*[getattr(PredictionRow, name) for name in _PREDICTED], *_SHARED)
+        .join(ProblemRow, ProblemRow.id == PredictionRow.problem_id)
+        .join(DeviceRow, DeviceRow.id == PredictionRow.device_id)
+        .join(VariantRow, VariantRow.id == PredictionRow.variant_id)
+    )
+
+
+def read_measurements(rows: Iterable[Row[Any]]) -> list[Measurement]:
+    """Rows as records. One that this version can't read (a family or value it doesn't know, or tampering) is left
+    out; it stays in the database."""
+    return [each for each in (_read(row, Measurement) for row in rows) if each is not None]
+
+
+def read_predictions(rows: Iterable[Row[Any]]) -> list[Prediction]:
+    """The same for predictions."""
+    return [each for each in (_read(row, Prediction) for row in rows) if each is not None]
+
+
+def read_problems(texts: Iterable[object]) -> list[Problem]:
+    """The same for the JSON of problems."""
+    found = []
+    for text in texts:
+        try:
+            found.append(problem_from_text(text))
+        except InvalidInput as error:
+            _log.debug("a problem of the tuning database is passed over: %s", error)
+    return found
+
+
+def _read(row: Row[Any], kind: type[T]) -> T | None:
+    data = dict(row._mapping)
+    try:
+        problem = problem_from_text(data.pop("problem_json"))
+        config = config_from_text(data.pop("family"), data.pop("config_json"))
+        return check(kind(problem=problem, config=config, **data))
+    except InvalidInput as error:
+        _log.debug("row %s of the tuning database is passed over: %s", data.get("id", ""), error)
+        return None
+
+
+def write_measurement(connection: Connection, record: Measurement) -> None:
+    """Inserts a checked record whose id is new."""
+    own = {name: getattr(record, name) for name in _MEASURED}
+    environment = {name: getattr(record, name) for name in _ENVIRONMENT}
+    keys = shared_keys(connection, record) | {"environment_id": _identify(connection, EnvironmentRow, environment)}
+    connection.execute(insert(MeasurementRow).values(**own, **keys))
+
+
+def write_prediction(connection: Connection, record: Prediction) -> None:
+    """Inserts a checked record in place of an earlier one of the same variant, problem and device."""
+    keys = shared_keys(connection, record)
+    connection.execute(delete(PredictionRow).filter_by(**keys))
+    own = {name: getattr(record, name) for name in _PREDICTED}
+    connection.execute(insert(PredictionRow).values(**own, **keys))
+
+
+def shared_keys(connection: Connection, record: Measurement | Prediction) -> dict[str, int]:
+    """Ids of the problem, device and variant of ``record``, made where they are new."""
+    variant = {
+        "family": record.config.family,
+        "config": canonical(record.config.to_json()),
+        "source_digest": record.source_digest,
+    }
+    device = {"name": record.gpu_name, "capability": capability(record.gpu_key)}
+    return {
+        "problem_id": _identify(connection, ProblemRow, {"key": record.problem.key}, _problem(record.problem)),
+        "device_id": _identify(connection, DeviceRow, {"key": record.gpu_key}, device),
+        "variant_id": _identify(connection, VariantRow, variant),
+    }
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    core = ("op", "dtype", "head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv", "causal")
+    data: dict[str, Any] = {name: getattr(problem, name) for name in core}
+    return data | {"spec_key": problem.spec.key, "json": canonical(value.to_json(problem))}
+
+
+def _identify(
+    connection: Connection, model: type[Base], unique: dict[str, Any], others: dict[str, Any] | None = None
+) -> int:
+    """Id of the row with these ``unique`` values, made if new. Nobody intervenes: the transaction began as a write."""
+    table = model.__table__
+    found = connection.execute(
+        select(table.c.id).where(*[table.c[name] == wanted for name, wanted in unique.items()])
+    ).scalar_one_or_none()
+    if found is not None:
+        return int(found)
+    made = connection.execute(insert(model).values(**unique, **(others or {}))).inserted_primary_key
+    assert made is not None
+    return int(made[0])

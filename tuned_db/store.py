@@ -1,0 +1,331 @@
+"""`Store`: a tuning database that is open. Adds measurements, never changes one; reads them back.
+
+Every call is a transaction of its own on a connection of its own, so a `Store` may be used from several threads, and
+a call that returned is on the disk (``synchronous=FULL``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Connection, Select, delete, exists, select
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.problem import Problem, Spec
+from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
+
+from .files import (
+    SCHEMA_VERSION,
+    Header,
+    check_schema,
+    check_writable,
+    on_network,
+    publish,
+    read_header,
+    sqlite_failures,
+)
+from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow, VariantRow
+from .records import REJECTING, Measurement, Prediction, Variant, check, new_id, settled
+from .rows import (
+    read_measurements,
+    read_predictions,
+    read_problems,
+    select_measurements,
+    select_predictions,
+    shared_keys,
+    write_measurement,
+    write_prediction,
+)
+from .sqlite import Mode, connect, engine
+from .winners import Ranked, best_first, with_source
+
+_log = logging.getLogger("flashtune")
+
+LOCK_TIMEOUT = 30.0
+"""Seconds that a call waits while another process writes."""
+
+
+class Store:
+    """An open tuning database; see :meth:`open`."""
+
+    label = "user"
+
+    def __init__(self, path: Path, reading: Mode, *, readonly: bool, timeout: float) -> None:
+        self.path = path
+        self.readonly = readonly
+        self._reading = reading
+        self._timeout = timeout
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, create: bool = True, readonly: bool = False, timeout: float = LOCK_TIMEOUT
+    ) -> Self:
+        """Opens the database at ``path``, and makes it where it is missing, unless ``create`` is False.
+
+        For writing, an older schema is upgraded in place. ``readonly`` never makes, upgrades or changes the file, and
+        works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`, `DatabaseTooNew`,
+        `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
+        """
+        path = Path(os.path.abspath(path))
+        if not readonly and create and not os.path.lexists(path):
+            _make(path, timeout)
+        header = read_header(path)
+        if readonly:
+            store = cls(path, _reading_mode(path, header), readonly=True, timeout=timeout)
+        else:
+            check_writable(path)
+            if header.schema < SCHEMA_VERSION:
+                _upgrade(path, timeout)
+            store = cls(path, "read", readonly=False, timeout=timeout)
+        store._check_schema()
+        if not readonly:
+            _fit_journal(path, header, timeout)
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Nothing is held between calls."""
+
+    @property
+    def origin(self) -> str:
+        """UUID of this database."""
+        with self._read() as connection:
+            return str(connection.execute(select(OriginRow.uuid)).scalar_one())
+
+    # Writing
+
+    def record(self, measurement: Measurement) -> Measurement:
+        """Stores a measurement and returns it as stored; see :meth:`record_all`."""
+        return self.record_all([measurement])[0]
+
+    def record_all(self, measurements: Iterable[Measurement]) -> list[Measurement]:
+        """Stores all or none, and returns them as stored: an ``ok`` without a real time becomes ``failed``.
+
+        Storing the same measurement again changes nothing, so an uncertain call may be repeated. Another one under the
+        same id, or a value out of range, raises `InvalidInput` before anything is written.
+        """
+        records = [check(settled(each)) for each in measurements]
+        with self._write() as connection:
+            for each in records:
+                known = self._by_id(connection, each.id)
+                if known is None:
+                    write_measurement(connection, each)
+                elif known != [each]:
+                    raise InvalidInput(f"measurement {each.id} is already in {self.path} with other values")
+        return records
+
+    def record_prediction(self, prediction: Prediction) -> None:
+        """Stores a prediction in place of the last one of the same variant, problem and device model."""
+        check(prediction)
+        with self._write() as connection:
+            write_prediction(connection, prediction)
+
+    def replace_predictions(self, predictions: Iterable[Prediction]) -> None:
+        """Stores a new ranking: every earlier prediction of the same problems and device models goes."""
+        records = [check(each) for each in predictions]
+        with self._write() as connection:
+            cleared = set()
+            for each in records:
+                keys = shared_keys(connection, each)
+                place = keys["problem_id"], keys["device_id"]
+                if place not in cleared:
+                    cleared.add(place)
+                    connection.execute(
+                        delete(PredictionRow).where(
+                            PredictionRow.problem_id == place[0], PredictionRow.device_id == place[1]
+                        )
+                    )
+                write_prediction(connection, each)
+
+    # Reading
+
+    def measurements(
+        self,
+        *,
+        problem: Problem | None = None,
+        spec: Spec | None = None,
+        gpu_key: str | None = None,
+        family: str | None = None,
+        session: str | None = None,
+        status: str | None = None,
+        stage: str | None = None,
+    ) -> list[Measurement]:
+        """Measurements that match all that is given, oldest first. Rows that this version can't read are left out."""
+        query = _narrowed(select_measurements(), problem, spec, gpu_key, family)
+        for column, wanted in (
+            (MeasurementRow.session, session),
+            (MeasurementRow.status, status),
+            (MeasurementRow.stage, stage),
+        ):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        with self._read() as connection:
+            found = read_measurements(connection.execute(query))
+        return sorted(found, key=lambda each: (each.created, each.id))
+
+    def predictions(
+        self,
+        *,
+        problem: Problem | None = None,
+        spec: Spec | None = None,
+        gpu_key: str | None = None,
+        family: str | None = None,
+    ) -> list[Prediction]:
+        """Predictions that match all that is given, best first."""
+        query = _narrowed(select_predictions(), problem, spec, gpu_key, family)
+        with self._read() as connection:
+            found = read_predictions(connection.execute(query))
+        return sorted(found, key=lambda each: (each.rank, each.predicted_us, each.family, each.config.key))
+
+    def winner(
+        self, problem: Problem, gpu_key: str, current_digest: Callable[[Config], str] | None = None
+    ) -> Ranked | None:
+        """The winner for ``problem`` on a device model by the policy of `winners.py`, or None.
+
+        With ``current_digest``, which renders a config as it is today, only variants whose source is still that.
+        """
+        ranked = best_first(
+            lambda stage: self.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage=stage),
+            self.rejected(problem.spec),
+        )
+        if current_digest is None:
+            return next(ranked, None)
+        return with_source(ranked, current_digest)[0]
+
+    def problems(self, *, spec: Spec | None = None, gpu_key: str | None = None) -> list[Problem]:
+        """Problems with at least one ``ok`` measurement (on that device model), in the order of their keys."""
+        ok = exists().where(MeasurementRow.problem_id == ProblemRow.id, MeasurementRow.status == "ok")
+        if gpu_key is not None:
+            device = select(DeviceRow.id).where(DeviceRow.key == gpu_key).scalar_subquery()
+            ok = ok.where(MeasurementRow.device_id == device)
+        query = select(ProblemRow.json).where(ok).order_by(ProblemRow.key)
+        if spec is not None:
+            query = query.where(ProblemRow.spec_key == spec.key)
+        with self._read() as connection:
+            return read_problems(connection.execute(query).scalars())
+
+    def gpu_keys(self, *, capability: str | None = None) -> list[str]:
+        """Keys of the device models with measurements, sorted; of one compute capability such as ``9.0a``."""
+        query = select(DeviceRow.key).where(exists().where(MeasurementRow.device_id == DeviceRow.id))
+        if capability is not None:
+            query = query.where(DeviceRow.capability == capability)
+        with self._read() as connection:
+            return sorted(str(key) for key in connection.execute(query).scalars())
+
+    def rejected(self, spec: Spec) -> frozenset[Variant]:
+        """Variants that gave wrong results or crashed for ``spec`` on any GPU."""
+        query = select_measurements().where(ProblemRow.spec_key == spec.key, MeasurementRow.status.in_(REJECTING))
+        with self._read() as connection:
+            return frozenset(each.variant for each in read_measurements(connection.execute(query)))
+
+    # Connections
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        with (
+            sqlite_failures(self.path, writing=False, timeout=self._timeout),
+            engine(self.path, self._reading, self._timeout).begin() as connection,
+        ):
+            yield connection
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        if self.readonly:
+            raise DatabaseNotWritable(f"tuning database {self.path} was opened read-only")
+        with (
+            sqlite_failures(self.path, writing=True, timeout=self._timeout),
+            engine(self.path, "write", self._timeout).begin() as connection,
+        ):
+            yield connection
+
+    def _by_id(self, connection: Connection, identity: str) -> list[Measurement] | None:
+        rows = connection.execute(select_measurements().where(MeasurementRow.id == identity)).all()
+        return read_measurements(rows) if rows else None
+
+    def _check_schema(self) -> None:
+        """Reads the schema through SQLite, which sees what a header alone does not: damage, a log not yet merged."""
+        with self._read() as connection:
+            schema = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+            connection.execute(select(OriginRow.id)).scalar_one()
+        check_schema(self.path, schema)
+        if schema < SCHEMA_VERSION:
+            raise StoreError(
+                f"tuning database {self.path} has schema version {schema}, older than {SCHEMA_VERSION}. "
+                "It is upgraded when it is next opened for writing, e.g. by flashtune tune"
+            )
+
+
+def _narrowed(
+    query: Select[tuple[Any, ...]], problem: Problem | None, spec: Spec | None, gpu_key: str | None, family: str | None
+) -> Select[tuple[Any, ...]]:
+    for column, wanted in (
+        (ProblemRow.key, problem and problem.key),
+        (ProblemRow.spec_key, spec and spec.key),
+        (DeviceRow.key, gpu_key),
+        (VariantRow.family, family),
+    ):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    return query
+
+
+def _make(path: Path, timeout: float) -> None:
+    """Makes a whole database beside ``path`` and moves it there, so that nobody ever opens half of one."""
+    with sqlite_failures(path, writing=True, timeout=timeout):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path)
+        made = path.parent / f".{path.name}-{new_id()}.tmp"
+        try:
+            made.touch(exist_ok=False)
+            _upgrade(made, timeout)
+            _set_journal(made, "DELETE" if on_network(path) else "WAL", timeout)
+            publish(made, path)
+        finally:
+            for suffix in ("", "-journal", "-wal", "-shm"):
+                Path(f"{made}{suffix}").unlink(missing_ok=True)
+
+
+def _upgrade(path: Path, timeout: float) -> None:
+    from .upgrade import upgrade
+
+    with sqlite_failures(path, writing=True, timeout=timeout):
+        upgrade(path, timeout)
+
+
+def _fit_journal(path: Path, header: Header, timeout: float) -> None:
+    """WAL on local disks, a rollback journal and a warning where several machines may write."""
+    network = on_network(path)
+    if network:
+        _log.warning(
+            "tuning database %s is on a network mount, where SQLite's locks are unreliable: "
+            "tune into a local file and merge it later",
+            path,
+        )
+    if header.wal == network:
+        with sqlite_failures(path, writing=True, timeout=timeout):
+            _set_journal(path, "DELETE" if network else "WAL", timeout)
+
+
+def _set_journal(path: Path, mode: str, timeout: float) -> None:
+    connection = connect(path, "write", timeout)
+    try:
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+    finally:
+        connection.close()
+
+
+def _reading_mode(path: Path, header: Header) -> Mode:
+    """How to open ``path`` for reading only, given what may be written there."""
+    if os.access(path.parent, os.W_OK):
+        return "read" if os.access(path, os.W_OK) else "readonly"
+    log = Path(f"{path}-wal")
+    busy = log.exists() and log.stat().st_size > 0
+    # In WAL mode SQLite would need side files, which can't be made there; without a log the file is all there is.
+    return "immutable" if header.wal and not busy else "readonly"

@@ -1,0 +1,59 @@
+"""Brings a database to the current schema with Alembic, in one transaction: fully old or fully new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, create_engine, event, insert
+from sqlalchemy.pool import NullPool
+
+from flashtune.errors import DatabaseDamaged
+
+from .files import APPLICATION_ID, SCHEMA_VERSION, check_schema
+from .models import OriginRow
+from .records import new_id, now
+from .sqlite import connect
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def upgrade(path: Path, timeout: float) -> None:
+    """Runs the missing migrations on an SQLite file; ``path`` may be a new, empty one."""
+    raw = connect(path, "write", timeout)
+    try:
+        raw.execute("PRAGMA foreign_keys = OFF")  # copying a table must not follow its keys; can't be set inside
+        made = create_engine("sqlite://", creator=lambda: raw, poolclass=NullPool)
+
+        @event.listens_for(made, "begin")
+        def begin(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN EXCLUSIVE")
+
+        with made.begin() as connection:
+            schema = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+            check_schema(path, schema)
+            if schema < SCHEMA_VERSION:  # else another process was first
+                _migrate(path, connection, schema)
+    finally:
+        raw.close()
+
+
+def _migrate(path: Path, connection: Connection, schema: int) -> None:
+    migrate(connection, "head")
+    if schema == 0:
+        connection.execute(insert(OriginRow).values(id=1, uuid=new_id(), created=now()))
+    broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+    if broken:
+        raise DatabaseDamaged(f"tuning database {path} is damaged: {len(broken)} rows point nowhere. It is as it was")
+    connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def migrate(connection: Connection, target: str) -> None:
+    """Alembic's ``upgrade`` to ``target`` on an open connection and inside its transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, target)
