@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import uuid
 from pathlib import Path
 
 from flashtune import settings
 
 from .compile import OPTIONS, Compiled, compile_source, nvrtc_version
+from .files import write_whole
 from .render import Source
 
 logger = logging.getLogger("flashtune")
@@ -101,14 +100,8 @@ def _read(path: Path, key: str) -> Compiled | None:
 
 
 def _write(path: Path, key: str, built: Compiled) -> None:
-    temporary = path.with_name(f".{key[:16]}.{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(pack(key, built))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, pack(key, built))
     except OSError as error:
         _warn("written", path, error)
 

@@ -6,10 +6,8 @@ What the assembler says about registers, spills and memory comes along, so a con
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 from flashtune import settings
 from flashtune.errors import CompileError, MissingDependency
 
+from .files import write_whole
 from .gpu import OLDEST
 from .render import Source
 
@@ -144,7 +143,8 @@ def _run(source: Source, options: tuple[str, ...]) -> tuple[bytes | None, str, s
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError as error:
             return None, _log(nvrtc, program), str(error)
-        return nvrtc.getCUBIN(program), _log(nvrtc, program), ""
+        # CuPy takes a cubin for a string and strips its last byte, always a 0: drivers don't mind, disassemblers do.
+        return nvrtc.getCUBIN(program) + b"\0", _log(nvrtc, program), ""
     finally:
         nvrtc.destroyProgram(program)
 
@@ -174,12 +174,8 @@ def _save(source: Source, arch: str) -> tuple[Path | None, str]:
     """Keeps a refused source for inspection. Returns its path (None if it can't be kept) and a line that says so."""
     stem = source.name.split(".")[0]
     path = settings.cache_dir() / "failed" / f"{stem}-{arch}-{source.digest[:12]}.cu"
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(source.text, encoding="utf-8")
-        os.replace(temporary, path)
+        write_whole(path, source.text.encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         return None, f"The source could not be saved as {path} ({error.strerror or error})"
     return path, f"Generated source: {path}"

@@ -7,8 +7,11 @@ from flashtune.codegen.gpu_table import ALIASES, GPUS, REPORTED, ROWS, Row
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.gpu.name)
 
-REQUIRED = """t4 a10 a30 a100-40gb a100-80gb a100-pcie a800 3090 4090 5090 a6000 rtx-6000-ada rtx-pro-6000 l4 l40s h20 h100
-h100-sxm h100-pcie h100-nvl h800 h200 gh200 b200 gb200 b300 gb300""".split()
+REQUIRED = (
+    *("t4", "a10", "a30", "a100-40gb", "a100-80gb", "a100-pcie", "a800", "3090", "4090", "5090", "a6000"),
+    *("rtx-6000-ada", "rtx-pro-6000", "l4", "l40s", "h20", "h100", "h100-sxm", "h100-pcie", "h100-nvl", "h800", "h200"),
+    *("gh200", "b200", "gb200", "b300", "gb300"),
+)
 
 
 @pytest.mark.parametrize("name", REQUIRED)

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flashtune.codegen import cache
+from flashtune.codegen.cache import cache_key, compiled, cubin_dir, pack, unpack
+from flashtune.codegen.compile import Compiled
+from flashtune.codegen.render import Source
+from flashtune.errors import CompileError
+
+SOURCE = Source("kernel.cu", 'extern "C" __global__ void kernel() {}  // ü')
+CUBIN = b"\x7fELF" + bytes(range(256)) * 20
+
+
+class Compiler:
+    """Stands in for NVRTC and counts."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.version = "13.5"
+        self.cubin = CUBIN
+
+    def __call__(self, source: Source, arch: str) -> Compiled:
+        self.runs.append(arch)
+        return Compiled(
+            cubin=self.cubin + arch.encode(),
+            arch=arch,
+            nvrtc=self.version,
+            registers=168,
+            spill_bytes=8,
+            stack_bytes=16,
+            static_shared_bytes=1024,
+            seconds=0.25,
+            log="ptxas info : Used 168 registers\nü",
+        )
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiler:
+    fake = Compiler()
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path / "mon cache é 内核"))
+    monkeypatch.setattr(cache, "compile_source", fake)
+    monkeypatch.setattr(cache, "nvrtc_version", lambda: fake.version)
+    monkeypatch.setattr(cache, "_warned", False)
+    return fake
+
+
+def entry(arch: str = "sm_90a") -> Path:
+    return cubin_dir() / f"{cache_key(SOURCE, arch)}.cubin"
+
+
+def test_the_second_call_does_not_compile(compiler: Compiler) -> None:
+    first = compiled(SOURCE, "sm_90a")
+    assert compiled(SOURCE, "sm_90a") == first
+    assert compiler.runs == ["sm_90a"]
+    assert os.listdir(cubin_dir()) == [entry().name]
+
+
+def test_each_architecture_has_its_own_entry(compiler: Compiler) -> None:
+    for arch in ("sm_80", "sm_90a", "sm_80", "sm_90a"):
+        assert compiled(SOURCE, arch).cubin == CUBIN + arch.encode()
+    assert compiler.runs == ["sm_80", "sm_90a"]
+
+
+def test_another_nvrtc_is_a_miss(compiler: Compiler) -> None:
+    compiled(SOURCE, "sm_90a")
+    compiler.version = "13.6"
+    assert compiled(SOURCE, "sm_90a").nvrtc == "13.6"
+    assert len(compiler.runs) == 2
+
+
+def test_other_source_or_options_are_another_key(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = cache_key(SOURCE, "sm_90a")
+    assert cache_key(Source("kernel.cu", SOURCE.text + "\n"), "sm_90a") != key
+    assert cache_key(Source("renamed.cu", SOURCE.text), "sm_90a") == key
+    monkeypatch.setattr(cache, "OPTIONS", ("--std=c++20",))
+    assert cache_key(SOURCE, "sm_90a") != key
+
+
+def test_refresh_compiles_and_replaces(compiler: Compiler) -> None:
+    compiled(SOURCE, "sm_90a")
+    compiler.cubin = b"new"
+    assert compiled(SOURCE, "sm_90a", refresh=True).cubin == b"newsm_90a"
+    assert compiled(SOURCE, "sm_90a").cubin == b"newsm_90a"
+    assert len(compiler.runs) == 2
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda good: b"",
+    "text": lambda good: b"hello\nworld\n",
+    "binary": lambda good: bytes(range(256)) * 50,
+    "half": lambda good: good[: len(good) // 2],
+    "last byte missing": lambda good: good[:-1],
+    "a byte more": lambda good: good + b"\0",
+    "header only": lambda good: b"\n".join(good.split(b"\n")[:2]) + b"\n",
+    "of another key": lambda good: pack("0" * 64, unpack(cache_key(SOURCE, "sm_90a"), good) or pytest.fail("good?")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_entry_is_compiled_again_and_replaced(compiler: Compiler, damage: str) -> None:
+    first = compiled(SOURCE, "sm_90a")
+    good = entry().read_bytes()
+    bad = DAMAGE[damage](good)
+    assert bad != good
+    entry().write_bytes(bad)
+    assert compiled(SOURCE, "sm_90a") == first
+    assert len(compiler.runs) == 2
+    assert entry().read_bytes() == good
+
+
+def test_any_flipped_byte_is_found(compiler: Compiler) -> None:
+    compiled(SOURCE, "sm_90a")
+    key, good = cache_key(SOURCE, "sm_90a"), entry().read_bytes()
+    assert unpack(key, good) is not None
+    for place in [*range(600), *range(600, len(good), 97), len(good) - 1]:
+        bad = bytearray(good)
+        bad[place] ^= 1
+        assert unpack(key, bytes(bad)) is None, f"byte {place}"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b"not json",
+        b"\xff",
+        json.dumps({"format": cache.FORMAT}).encode(),
+        json.dumps({"format": "flashtune cubin 0"}).encode(),
+        json.dumps({"format": cache.FORMAT, "key": "k", "registers": "168"}).encode(),
+    ],
+)
+def test_a_good_checksum_over_something_else_is_no_entry(header: bytes) -> None:
+    body = header + b"\ncubin"
+    assert unpack("k", hashlib.sha256(body).hexdigest().encode() + b"\n" + body) is None
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.ESTALE, errno.EACCES, errno.EIO])
+def test_an_entry_that_can_not_be_read_is_a_miss(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    first = compiled(SOURCE, "sm_90a")
+
+    def fail(path: Path) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    for _ in range(3):
+        assert compiled(SOURCE, "sm_90a") == first
+    assert len(compiler.runs) == 4
+    assert warnings(caplog) == 1
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EBUSY, errno.ENOENT])
+@pytest.mark.parametrize("step", ["mkdir", "write_bytes", "replace"])
+def test_an_entry_that_can_not_be_written_costs_a_compile_and_one_warning(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str, code: int
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    cubin_dir().mkdir(parents=True)
+    monkeypatch.setattr(os if step == "replace" else Path, step, fail)
+    for arch in ("sm_80", "sm_90a", "sm_90a"):
+        assert compiled(SOURCE, arch).arch == arch
+    assert len(compiler.runs) == 3
+    assert warnings(caplog) == 1
+    assert os.listdir(cubin_dir()) == []
+
+
+def test_a_file_in_the_place_of_the_cache_is_left_alone(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    occupied = tmp_path / "mine.txt"
+    occupied.write_text("mine", encoding="utf-8")
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(occupied))
+    assert compiled(SOURCE, "sm_90a").registers == 168
+    assert occupied.read_text(encoding="utf-8") == "mine"
+    assert warnings(caplog) == 1
+
+
+def test_a_source_that_does_not_compile_is_not_cached(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Source, arch: str) -> Compiled:
+        raise CompileError("no")
+
+    monkeypatch.setattr(cache, "compile_source", refuse)
+    with pytest.raises(CompileError):
+        compiled(SOURCE, "sm_90a")
+    assert not cubin_dir().exists()
+
+
+WORKER = """
+import sys
+from flashtune.codegen import cache
+from flashtune.codegen.compile import Compiled
+from flashtune.codegen.render import Source
+
+def build(source, arch):
+    cubin = source.text.encode() * 20000
+    return Compiled(cubin, arch, "13.5", 168, 0, 0, 0, 0.1, "log")
+
+cache.compile_source = build
+cache.nvrtc_version = lambda: "13.5"
+for turn in range(60):
+    for name in "abc":
+        source = Source("kernel.cu", name)
+        found = cache.compiled(source, "sm_90a", refresh=turn % 3 == int(sys.argv[1]) % 3)
+        assert found == build(source, "sm_90a"), (turn, name)
+"""
+
+
+def test_processes_that_share_a_cache_never_see_half_an_entry(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "FLASHTUNE_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(Path(cache.__file__).parents[2]),
+    }
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, str(each)], env=environment, stderr=subprocess.PIPE, text=True)
+        for each in range(4)
+    ]
+    for worker in workers:
+        _, said = worker.communicate(timeout=120)
+        assert worker.returncode == 0, said
+        assert said == ""
+    names = os.listdir(tmp_path / "cache" / "cubins")
+    assert len(names) == 3
+    assert all(name.endswith(".cubin") for name in names)
+
+
+@pytest.mark.nvrtc
+def test_a_real_kernel_survives_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("cupy", reason="compiling needs CuPy")
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path))
+    first = compiled(SOURCE, "sm_90a")
+    monkeypatch.setattr(cache, "compile_source", lambda source, arch: pytest.fail("compiled twice"))
+    assert compiled(SOURCE, "sm_90a") == first
+    assert first.cubin.startswith(b"\x7fELF")
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(record.levelno >= logging.WARNING and record.name == "flashtune" for record in caplog.records)
