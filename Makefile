@@ -47,7 +47,7 @@ test-gpu: dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 golden: dev ## rewrite the golden generated sources
-	$(BIN)/python -m pytest -q tests/codegen --update-golden
+	$(BIN)/python -m pytest -q tests/codegen/test_golden.py --update-golden
 
 bench: dev ## compare with other attention kernels on the GPU at hand
 	$(BIN)/python benchmarks/attention.py $(ARGS)
@@ -56,7 +56,7 @@ clean: ## remove .venv, builds and caches
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# pip writes a stamp's folder before it is done, so the stamps are made last: an interrupted set-up starts again.
+# The stamps are made last, so an interrupted set-up starts again.
 $(VENV)/pyvenv.cfg:
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "flashtune needs Python 3.11 to 3.14 and found none; name one with make PYTHON=/path/to/python" >&2; \
