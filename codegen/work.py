@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from .gpu import Gpu
@@ -38,9 +39,11 @@ class Work:
     tile_bytes: int
     """Per tile: bytes of Q in and output out."""
     stages: int
-    """Steps of K and V that can be in shared memory at once; 1 means that loads are waited for."""
+    """Blocks of K (and of V) in shared memory at once. With 1, K is loaded while V is used and V while K is; 0 means
+    that loads are waited for at once."""
 
 
+@functools.lru_cache(maxsize=4096)
 def walk(problem: Problem, block_m: int, block_n: int) -> tuple[float, int]:
     """Key blocks that a tile of ``block_m`` rows visits: (mean over the tiles of one head, most of any tile)."""
     tiles = -(-problem.seqlen_q // block_m)
