@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -16,6 +17,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import flashtune
+from flashtune.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED = ("codegen", "templates", "tuner", "tuned_db")
@@ -105,18 +109,23 @@ def test_real_folders_build_as_links_do(tmp_path: Path) -> None:
     assert load_script("setup.py").missing_folders(copy) == []
 
 
-def test_the_version_is_told_once() -> None:
-    import flashtune
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert flashtune.__version__ == project["version"]
-    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("[", "").replace(
-        "]", ""
-    )
+
+def test_the_changelog_knows_the_version() -> None:
+    assert f"\n## {PROJECT['version']}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_installed_version_is_that_of_the_project() -> None:
+    try:
+        importlib.metadata.distribution("flashtune")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("flashtune is not installed (make dev)")
+    assert flashtune.__version__ == PROJECT["version"]
 
 
 def test_extras_of_both_cuda_versions_hold_the_same_parts() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = PROJECT["optional-dependencies"]
     for parts in (extras["cuda12"], extras["cuda13"]):
         names = [part.split(">")[0].removesuffix("-cu12") for part in parts]
         assert [name.replace("12x", "").replace("13x", "") for name in names] == [
@@ -203,8 +212,6 @@ def test_examples_that_need_a_gpu_are_left_out() -> None:
 
 
 def test_readme_lists_every_environment_variable() -> None:
-    from flashtune.settings import SETTINGS
-
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert {each.name for each in SETTINGS} == set(re.findall(r"`(FLASHTUNE_[A-Z_]+)`", readme))
 
