@@ -64,7 +64,7 @@ class Config:
             got = getattr(self, each.name)
             if not any(got == choice and type(got) is type(choice) for choice in each.choices):
                 allowed = ", ".join(str(choice) for choice in each.choices)
-                raise InvalidInput(f"{self.family}: {each.name}={str(got)[:60]!r} is not allowed. Allowed: {allowed}")
+                raise InvalidInput(f"{self.family}: {each.name}={repr(got)[:60]} is not allowed. Allowed: {allowed}")
 
     @property
     def key(self) -> str:

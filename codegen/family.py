@@ -24,11 +24,16 @@ MAX_GRID_X = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one thread block of a config takes, known before compiling. ``registers`` per thread is an estimate."""
+    """What one thread block of a config takes, known before compiling. ``registers`` per thread is an estimate.
+
+    ``spill_free`` is a promise that a test holds the family to; without it a config may spill a little, which can
+    still be fastest.
+    """
 
     threads: int
     shared_memory: int
     registers: int
+    spill_free: bool = True
 
 
 class Family(ABC):

@@ -110,7 +110,14 @@ def load(plan: Plan, device: int) -> LoadedPlan:
             raise IllegalConfig(
                 f"{plan.config}: needs {kernel.shared_memory} B of shared memory, {plan.gpu} has {limit} B"
             )
-    return LoadedPlan(plan, device, tuple(compiled(kernel.source, plan.gpu.arch) for kernel in plan.kernels))
+    try:
+        return LoadedPlan(plan, device, _built(plan, refresh=False))
+    except LaunchError:  # a cubin that the driver refuses may be an old one: once more with a fresh one
+        return LoadedPlan(plan, device, _built(plan, refresh=True))
+
+
+def _built(plan: Plan, *, refresh: bool) -> tuple[Compiled, ...]:
+    return tuple(compiled(kernel.source, plan.gpu.arch, refresh=refresh) for kernel in plan.kernels)
 
 
 def _load(kernel: Kernel, built: Compiled, plan: Plan) -> object:

@@ -74,13 +74,14 @@ template <typename Tile, int kRows, int kCols, int kThreads, bool kVector>
 __device__ __forceinline__ void load_tile(char* tile, const u16* source_gmem, i64 row_stride, int rows_valid) {
   if constexpr (kThreads % Tile::kChunks == 0) {  // A thread keeps its column: one pointer that moves down.
     constexpr int kRowsPerPass = kThreads / Tile::kChunks;
+    constexpr int kPasses = (kRows + kRowsPerPass - 1) / kRowsPerPass;
     const int chunk = threadIdx.x % Tile::kChunks;
     const int first_row = threadIdx.x / Tile::kChunks;
     const bool column_valid = Tile::kChunks * 8 == kCols || chunk * 8 < kCols;
     const u16* chunk_gmem = source_gmem + first_row * row_stride + chunk * 8;
-#pragma unroll
-    for (int pass = 0; pass < kRows; pass += kRowsPerPass) {
-      const int row = first_row + pass;
+#pragma unroll(kPasses <= 16 ? kPasses : 8)
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int row = first_row + pass * kRowsPerPass;
       if (kRows % kRowsPerPass == 0 || row < kRows) {
         copy_chunk<kVector>(tile + Tile::offset(row, chunk), chunk_gmem, column_valid && row < rows_valid);
       }

@@ -1,0 +1,127 @@
+"""Rules of sm80_fwd: what it refuses and why, and that what it promises compiles."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig, register_cap
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu_table import GPUS
+from flashtune.codegen.problem import Spec
+from flashtune.codegen.render import render_source
+from flashtune.errors import InvalidInput
+
+FAMILY = Sm80Fwd()
+A100 = gpu_by_alias("a100")
+H200 = gpu_by_alias("h200")
+SPEC = Spec(dtype="bfloat16", head_dim=128)
+HEAD_DIMS = range(8, 257, 8)
+
+
+def config(**changes: object) -> Sm80FwdConfig:
+    values: dict[str, object] = {
+        "block_m": 128,
+        "block_n": 64,
+        "num_warps": 4,
+        "num_stages": 1,
+        "q_in_registers": False,
+        "blocks_per_sm": 1,
+    }
+    return Sm80FwdConfig.from_json(values | changes)
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpu", "reason"),
+    [
+        (SPEC, "t4", "needs compute capability 8.0 or later, t4 has 7.5"),
+        (Spec(dtype="float32", head_dim=64), "a100", "dtype=float32 is not supported. Supported: float16, bfloat16"),
+        (Spec(dtype="float16", head_dim=260), "a100", "head_dim=260 is not supported. Supported: multiples of 8 from 8 to"),
+        (Spec(dtype="float16", head_dim=264), "a100", "head_dim=264 is not supported"),
+        (Spec(dtype="float16", head_dim=4), "a100", "head_dim=4 is not supported"),
+        (Spec(dtype="float16", head_dim=64, out_dtype="float32"), "a100", "the output has the dtype of the inputs"),
+    ],
+)
+def test_unsupported_says_why(spec: Spec, gpu: str, reason: str) -> None:
+    assert reason in str(FAMILY.unsupported(spec, gpu_by_alias(gpu)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu", "reason"),
+    [
+        ({"block_m": 16}, "a100", "block_m=16 does not give each of 4 warps whole tiles of 16 rows"),
+        ({"block_m": 256}, "a100", "64 rows per warp: at most 32 fit the registers"),
+        ({"block_n": 128}, "a100", "needs about 284 registers per thread, 255 are left"),
+        ({"num_stages": 3, "num_warps": 8}, "rtx-4090", "needs 131072 B of shared memory, rtx-4090 has 101376 B"),
+        ({"blocks_per_sm": 4}, "a100", "blocks_per_sm=4 do not fit the shared memory of a100-sxm-80gb"),
+        ({"blocks_per_sm": 2}, "h200", "blocks_per_sm=2 caps registers no more than 1 does"),
+    ],
+)
+def test_illegal_says_why(changes: dict[str, object], gpu: str, reason: str) -> None:
+    assert FAMILY.illegal(config(**changes), SPEC, gpu_by_alias(gpu)) == reason
+
+
+def test_a_value_outside_the_choices_names_them() -> None:
+    with pytest.raises(InvalidInput, match=r"block_n=65 is not allowed. Allowed: 16, 32, 48, 64, 80, 96, 128"):
+        config(block_n=65)
+
+
+def test_register_cap_is_what_launch_bounds_leave() -> None:
+    assert register_cap(128, 1) == 255
+    assert register_cap(128, 4) == 128
+    assert register_cap(256, 3) == 80
+
+
+@pytest.mark.parametrize("gpu", [name for name, each in GPUS.items() if each.capability >= (8, 0)])
+def test_default_is_legal_for_every_head_dim(gpu: str) -> None:
+    for head_dim in HEAD_DIMS:
+        spec = Spec(dtype="float16", head_dim=head_dim, causal=True)
+        assert FAMILY.illegal(FAMILY.default(spec, GPUS[gpu]), spec, GPUS[gpu]) is None, head_dim
+
+
+def test_enumeration_is_legal_distinct_and_counts_the_rest() -> None:
+    legal, reasons = FAMILY.enumerate(SPEC, H200)
+    assert len(legal) == len({each.key for each in legal}) > 100
+    assert all(FAMILY.illegal(each, SPEC, H200) is None for each in legal)
+    searched = [each for each in Sm80FwdConfig.parameters() if each.searched]
+    points = 1
+    for each in searched:
+        points *= len(each.choices)
+    assert len(legal) + sum(reasons.values()) == points
+
+
+def test_shared_memory_is_counted_as_the_kernel_lays_it_out() -> None:
+    # Q: 128 rows of 256 bytes; K and V: 2 stages of 64 rows each.
+    assert FAMILY.resources(config(num_stages=2), SPEC).shared_memory == (128 + 2 * 2 * 64) * 256
+    # Q in registers: K and V take its place.
+    assert FAMILY.resources(config(num_stages=2, q_in_registers=True), SPEC).shared_memory == 2 * 2 * 64 * 256
+    # head_dim 72 takes rows of 80.
+    assert FAMILY.resources(config(), Spec(dtype="float16", head_dim=72)).shared_memory == (128 + 2 * 64) * 160
+
+
+ARCHS = {"a100": "sm_80", "a10": "sm_86", "rtx-4090": "sm_89", "h200": "sm_90a", "b200": "sm_100a", "rtx-5090": "sm_120"}
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("gpu", ARCHS)
+def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str) -> None:
+    from flashtune.codegen.compile import compile_source
+
+    draw = random.Random(gpu)
+    device = gpu_by_alias(gpu)
+    assert device.arch == ARCHS[gpu]
+    for head_dim in (16, 72, 128, 256):
+        spec = Spec(
+            dtype=draw.choice(["float16", "bfloat16"]),
+            head_dim=head_dim,
+            causal=draw.random() < 0.5,
+            alignment=draw.choice([16, 16, 2]),
+        )
+        legal, _ = FAMILY.enumerate(spec, device)
+        promised = [each for each in legal if FAMILY.resources(each, spec).spill_free]
+        for each in [FAMILY.default(spec, device), *draw.sample(promised, 2)]:
+            built = compile_source(render_source(FAMILY.name, spec, each, FAMILY.names(each, spec)), device.arch)
+            assert built.spill_bytes == 0, f"{spec} {each}: {built.spill_bytes} bytes"
+            assert built.registers <= register_cap(32 * each.num_warps, each.blocks_per_sm), f"{spec} {each}"
+            assert built.static_shared_bytes == 0
