@@ -1,0 +1,51 @@
+"""Exact attention kernels that are generated, compiled and tuned where they run.
+
+Importing this costs nothing: each name is loaded when it is first used, and no CUDA context is made before the first
+call with arrays in device memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import errors as errors
+    from ._attention import attention as attention
+    from ._public import compile as compile
+    from ._public import explain as explain
+    from ._public import plan as plan
+    from ._public import tune as tune
+    from .codegen.problem import Problem as Problem
+
+    __version__: str
+
+__all__ = ["Problem", "__version__", "attention", "compile", "errors", "explain", "plan", "tune"]
+
+_HOMES = {
+    "Problem": "flashtune.codegen.problem",
+    "attention": "flashtune._attention",
+    "compile": "flashtune._public",
+    "explain": "flashtune._public",
+    "plan": "flashtune._public",
+    "tune": "flashtune._public",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("flashtune.errors")
+    if name == "__version__":
+        from importlib.metadata import version
+
+        found: Any = version("flashtune")
+    elif name in _HOMES:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'flashtune' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,69 @@
+"""`attention()`: finds who serves the arrays and hands the call over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._arrays import kind_of, kinds
+
+if TYPE_CHECKING:
+    from flashtune.codegen.config import Config
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    return_lse: bool = False,
+    out: Any = None,
+    layout: str = "bshd",
+    config: Config | None = None,
+) -> Any:
+    """Exact attention, ``softmax(scale * q @ k^T) @ v``, without ever storing the score matrix.
+
+    Arrays are CuPy arrays or torch CUDA tensors, all of one library, dtype (float16, bfloat16 or float32) and device;
+    the result is of the same kind and ready on that library's current stream. NumPy arrays run on the CPU.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim). On a GPU head_dim is a multiple of 8 from 8 to 256.
+        k, v: (batch, seqlen_k, num_heads_kv, head_dim). ``num_heads`` is a multiple of ``num_heads_kv``: query head h
+            reads key head ``h // (num_heads // num_heads_kv)``.
+        causal: Key j is visible to query i when ``j <= i + seqlen_k - seqlen_q``: the last query sees every key.
+        scale: Any finite number, 0 and negative ones too; None is ``1 / sqrt(head_dim)``.
+        return_lse: Also return the natural logarithm of the sum of exp of the scaled visible scores: float32,
+            contiguous (batch, num_heads, seqlen_q) for both layouts.
+        out: Receives the output: shape, dtype and device of q, last stride 1. Its memory range, from the first to the
+            last byte it reaches, may not touch that of q, k or v.
+        layout: ``"bshd"`` as above, or ``"bhsd"`` with heads before rows, for q, k, v and out alike.
+        config: Launch this config of a kernel family instead of the one that tuning or the default picks.
+
+    Strides are arbitrary, negative and zero ones too. Only a q, k or v whose last stride is not 1 is copied first, on
+    every call. Rows that see no key give 0, with an LSE of -inf.
+
+    The first call with new shapes, strides, dtypes or options validates, looks the kernel up and loads it; 4096 such
+    kinds of call are remembered per array library, the oldest are forgotten. Later calls cost microseconds and can be
+    captured in a CUDA graph.
+
+    Returns:
+        The output, contiguous with the shape of q unless ``out`` is given; with ``return_lse`` the pair (output, LSE).
+
+    Raises:
+        InvalidInput, InvalidType: An argument is wrong; nothing was allocated or launched. Also on a first call while
+            a CUDA graph is being captured, if its kernel is not loaded yet.
+        UnsupportedProblem: No kernel serves the problem on this GPU.
+        IllegalConfig: ``config`` can't be used for the problem on this GPU.
+        CompileError, LaunchError, MissingDependency: see :mod:`flashtune.errors`.
+        NotImplementedError: A tensor requires grad while grad is enabled.
+
+    Example:
+        >>> import numpy as np
+        >>> from flashtune import attention
+        >>> q = k = v = np.ones((1, 128, 8, 64), np.float16)
+        >>> attention(q, k, v, causal=True).shape
+        (1, 128, 8, 64)
+    """
+    kind = kinds.get(type(q)) or kind_of(q)
+    return kind.call(q, k, v, out, (causal, scale, return_lse, layout, config))

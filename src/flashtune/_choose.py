@@ -1,0 +1,66 @@
+"""From a problem to the plan that is launched: the caller's config, else what the look-up finds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.family import family, supporting
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.plan import Plan
+from flashtune.codegen.problem import Problem
+from flashtune.errors import CompileError, IllegalConfig, InvalidType, LaunchError
+from flashtune.tuned_db.lookup import find
+
+T = TypeVar("T")
+
+
+def explicit_plan(problem: Problem, gpu: Gpu, config: Config) -> Plan:
+    """The plan of a config that the caller gave."""
+    owner = family(config.family)
+    if type(config) is not owner.config_type:
+        raise InvalidType(f"config={config} is a {type(config).__qualname__}, not {owner.config_type.__qualname__}")
+    return owner.plan(problem, config, gpu)
+
+
+def default_plan(problem: Problem, gpu: Gpu) -> Plan:
+    """The plan of the preferred family's default config."""
+    preferred = supporting(problem.spec, gpu)[0]
+    return preferred.plan(problem, preferred.default(problem.spec, gpu), gpu)
+
+
+def chosen_plan(problem: Problem, gpu: Gpu) -> Plan:
+    """The plan that ``attention()`` launches where the caller gives no config."""
+    choice = find(problem, gpu)
+    return family(choice.family).plan(problem, choice.config, gpu)
+
+
+def plan_for(problem: Problem, gpu: Gpu, config: Config | None, load: Callable[[Plan], T]) -> T:
+    """What ``load`` makes of the plan for a call.
+
+    A tuned config that can't be used here gives way to the default with one warning per process: tuning data never
+    breaks a call. A config that the caller gave is used or refused.
+    """
+    if config is not None:
+        return load(explicit_plan(problem, gpu, config))
+    choice = find(problem, gpu)
+    try:
+        return load(family(choice.family).plan(problem, choice.config, gpu))
+    except (IllegalConfig, CompileError, LaunchError) as error:
+        default = default_plan(problem, gpu)
+        if choice.config == default.config:
+            raise
+        _warn_once(f"{choice.config} can't be used for {problem} on {gpu}, the default {default.config} is: {error}")
+        return load(default)
+
+
+_warned = False
+
+
+def _warn_once(message: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,116 @@
+"""CuPy arrays: memory from CuPy's current allocator, CuPy's current stream of the arrays' device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashtune.errors import InvalidType
+
+from ._arrays import Facts, Options
+from ._check import check_overlap
+from ._device import CudaLayer, Layer
+from ._gpu_arrays import GpuArrays, foreign
+
+
+class CupyArrays(GpuArrays):
+    """``cupy`` is the module, so that tests can give another one."""
+
+    name = "CuPy array"
+
+    def __init__(self, cupy: Any, layer: Layer) -> None:
+        super().__init__(layer)
+        self.types = (cupy.ndarray,)
+        self._array = cupy.ndarray
+        self._ascontiguousarray = cupy.ascontiguousarray
+        self._current_stream = cupy.cuda.get_current_stream
+        self._context = layer.context
+
+    def call(self, q: Any, k: Any, v: Any, out: Any, options: Options) -> Any:
+        try:
+            q_data = q.data
+            k_data = k.data
+            v_data = v.data
+            q_address = q_data.ptr
+            k_address = k_data.ptr
+            v_address = v_data.ptr
+            shape = q.shape
+            dtype = q.dtype
+            key: tuple[Any, ...] = (
+                shape,
+                k.shape,
+                v.shape,
+                q.strides,
+                k.strides,
+                v.strides,
+                dtype,
+                k.dtype,
+                v.dtype,
+                q_data.device_id,
+                k_data.device_id,
+                v_data.device_id,
+                (q_address | k_address | v_address) & 15,
+                options,
+            )
+            if out is not None:
+                out_data = out.data
+                out_address = out_data.ptr
+                key += (out.shape, out.strides, out.dtype, out_data.device_id, out_address & 15)
+            ready = self.memo.get(key)
+        except (AttributeError, TypeError) as error:
+            raise self.refuse(q, k, v, out, options, error) from None
+        if ready is None:
+            ready = self.prepare(key, q, k, v, out, options)
+        if self._context() != ready.context:
+            return self.launch_uncommon(ready, q, k, v, out)
+        if out is None:
+            out = self._array(shape, dtype)
+            out_address = out.data.ptr
+        else:
+            check_overlap(ready.extents, q_address, k_address, v_address, out_address)
+        stream = self._current_stream(ready.device).ptr
+        if options[2]:
+            lse = self._array(ready.lse_shape, "f")
+            ready.launch(q_address, k_address, v_address, out_address, lse.data.ptr, stream)
+            return out, lse
+        ready.launch(q_address, k_address, v_address, out_address, 0, stream)
+        return out
+
+    def facts(self, name: str, array: Any) -> Facts:
+        if not self.owns(array):
+            raise foreign(name, array, self.name)
+        item = array.dtype.itemsize
+        if any(stride % item for stride in array.strides):
+            raise InvalidType(f"{name} has strides {array.strides} in bytes: each must be a multiple of {item}")
+        return Facts(
+            name=name,
+            shape=tuple(array.shape),
+            strides=tuple(stride // item for stride in array.strides),
+            dtype=array.dtype.name,
+            item_bytes=item,
+            device=f"cuda:{array.data.device_id}",
+            address=array.data.ptr,
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        return self._array(shape, like.dtype if like.dtype.name == dtype else dtype)
+
+    def contiguous(self, array: Any) -> Any:
+        return self._ascontiguousarray(array)
+
+    def address(self, array: Any) -> int:
+        address: int = array.data.ptr
+        return address
+
+    def device(self, array: Any) -> int:
+        index: int = array.data.device_id
+        return index
+
+    def stream(self, device: int) -> int:
+        pointer: int = self._current_stream(device).ptr
+        return pointer
+
+
+def make_kind() -> CupyArrays:
+    import cupy
+
+    return CupyArrays(cupy, CudaLayer.shared())

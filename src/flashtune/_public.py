@@ -1,0 +1,150 @@
+"""The rest of the public face: what would be launched, why, compiling ahead, and tuning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flashtune.codegen.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.plan import Plan
+from flashtune.codegen.problem import Problem
+from flashtune.errors import InvalidType
+
+from ._arrays import forget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
+
+    from flashtune.codegen.compile import Compiled
+    from flashtune.tuned_db.lookup import Choice
+    from flashtune.tuner.budget import Budget
+    from flashtune.tuner.report import Progress, Report
+    from flashtune.tuner.session import Mode
+
+
+def plan(problem: Problem, gpu: Gpu | str | None = None) -> Plan:
+    """The plan that ``attention()`` launches for ``problem``: config, kernels with their source, grid and memory.
+
+    ``gpu`` is a `Gpu`, an alias such as ``"h100"`` (no GPU is needed then), or None for the current CUDA device
+    (:class:`NoGpu` where there is none).
+
+    Example:
+        >>> import flashtune
+        >>> problem = flashtune.Problem(
+        ...     dtype="float16", head_dim=64, batch=1, seqlen_q=128, seqlen_k=128, num_heads=8, num_heads_kv=8
+        ... )
+        >>> print(flashtune.plan(problem, "h100").problem)
+        float16 d64 b1 s128 h8
+    """
+    from ._choose import chosen_plan
+
+    _check_problem(problem)
+    return chosen_plan(problem, _gpu(gpu))
+
+
+def explain(problem: Problem, gpu: Gpu | str | None = None) -> Choice:
+    """The config that ``attention()`` picks for ``problem`` and the reason; its text is for people.
+
+    ``gpu`` as for :func:`plan`.
+    """
+    from flashtune.tuned_db.lookup import find
+
+    _check_problem(problem)
+    return find(problem, _gpu(gpu))
+
+
+def compile(problem: Problem, gpu: Gpu | str | None = None) -> tuple[Compiled, ...]:
+    """Builds what ``attention()`` launches for ``problem`` into the disk cache, one `Compiled` per kernel.
+
+    ``gpu`` as for :func:`plan`. With None the kernels are loaded on the current device too: a first call of
+    ``attention()`` then neither compiles nor loads, and may be captured in a CUDA graph.
+    """
+    from flashtune.codegen.cache import compiled
+
+    from ._choose import chosen_plan, plan_for
+
+    _check_problem(problem)
+    target = _gpu(gpu)
+    if gpu is None:
+        from ._device import CudaLayer
+        from ._gpu_arrays import cold
+
+        layer = CudaLayer.shared()
+        device = layer.current_device()
+        with cold, layer.guard(device):
+            loaded = plan_for(problem, target, None, lambda found: layer.load(found, device, capturing=False))
+        return loaded.compiled
+    return tuple(compiled(kernel.source, target.arch) for kernel in chosen_plan(problem, target).kernels)
+
+
+def tune(
+    problems: Problem | Sequence[Problem],
+    gpu: Gpu | str | None = None,
+    *,
+    mode: Mode = "auto",
+    database: str | Path | None = None,
+    budget: Budget | str = "120s",
+    seed: int = 0,
+    families: Collection[str] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Report:
+    """Searches configs for ``problems`` and stores what is found; ``attention()`` uses the winners at once.
+
+    With ``gpu`` at hand (None: the first CUDA device) configs are checked and timed. Without it, mode ``"auto"``
+    compiles the most promising ones for it and stores predictions, which are never called measured; ``"measure"``
+    raises :class:`NoGpu`; ``"predict"`` never measures. Running it again goes on where it ended.
+
+    Args:
+        database: The SQLite file; None is the one of the settings (``FLASHTUNE_DB``).
+        budget: A time such as ``"10m"`` or a count of trials such as ``"200"``, shared by the problems.
+        families: Search only these kernel families.
+        progress: Called with each step.
+
+    Raises:
+        InvalidInput, UnsupportedProblem, UnknownGpu, NoGpu, StoreError: before anything is changed.
+
+    Example:
+        >>> import flashtune
+        >>> problem = flashtune.Problem(
+        ...     dtype="float16", head_dim=64, batch=1, seqlen_q=512, seqlen_k=512, num_heads=8, num_heads_kv=8
+        ... )
+        >>> report = flashtune.tune(problem, "h100", budget="20")  # doctest: +SKIP
+    """
+    from flashtune.tuner.session import tune as run
+
+    wanted = [problems] if isinstance(problems, Problem) else list(problems)
+    for each in wanted:
+        _check_problem(each)
+    try:
+        return run(
+            wanted,
+            gpu,
+            mode=mode,
+            database=database,
+            budget=budget,
+            seed=seed,
+            families=families,
+            progress=progress,
+        )
+    finally:
+        forget()
+
+
+def _check_problem(problem: object) -> None:
+    if not isinstance(problem, Problem):
+        raise InvalidType(f"problem is a {type(problem).__qualname__}, it must be a flashtune.Problem")
+
+
+def _gpu(gpu: Gpu | str | None) -> Gpu:
+    if isinstance(gpu, Gpu):
+        return gpu
+    if isinstance(gpu, str):
+        return gpu_by_alias(gpu)
+    if gpu is not None:
+        raise InvalidType(f"gpu is a {type(gpu).__qualname__}, it must be a Gpu, an alias such as 'h100', or None")
+    from flashtune.codegen.device import gpu_of_device, require_device
+
+    require_device()
+    from cupy.cuda import runtime
+
+    return gpu_of_device(runtime.getDevice())

@@ -1,0 +1,180 @@
+"""torch CUDA tensors: addresses and strides are read directly, memory and stream are torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flashtune.errors import InvalidType
+
+from ._arrays import Facts, Options
+from ._check import check_overlap
+from ._device import CudaLayer, Layer
+from ._gpu_arrays import GpuArrays, foreign
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class _NoForwardMode:
+    """In place of ``torch.autograd.forward_ad`` where it can't be asked."""
+
+    _current_level = -1
+
+
+class TorchArrays(GpuArrays):
+    """``torch`` is the module, so that tests can give another one."""
+
+    name = "torch tensor"
+
+    def __init__(self, torch: Any, layer: Layer) -> None:
+        super().__init__(layer)
+        self.torch = torch
+        self.types = (torch.Tensor, torch.nn.Parameter)
+        self._empty_like: Callable[[Any], Any] = torch.empty_like
+        self._empty_strided: Callable[..., Any] = torch.empty_strided  # quicker than empty and new_empty
+        self._is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+        forward_ad = getattr(torch.autograd, "forward_ad", None)
+        self._forward: Any = forward_ad if hasattr(forward_ad, "_current_level") else _NoForwardMode
+        self._float32 = torch.float32
+        self._plain_dispatch = getattr(torch.Tensor, "__torch_dispatch__", None)
+        self._dtypes = {getattr(torch, name): name for name in DTYPES}
+        self._stream = _current_stream(torch)
+        self._context = layer.context
+
+    def call(self, q: Any, k: Any, v: Any, out: Any, options: Options) -> Any:
+        try:
+            q_address = q.data_ptr()
+            k_address = k.data_ptr()
+            v_address = v.data_ptr()
+            shape = q.shape
+            key: tuple[Any, ...] = (
+                shape,
+                k.shape,
+                v.shape,
+                q.stride(),
+                k.stride(),
+                v.stride(),
+                q.dtype,
+                k.dtype,
+                v.dtype,
+                q.get_device(),
+                k.get_device(),
+                v.get_device(),
+                q.is_cuda and k.is_cuda and v.is_cuda,
+                (q_address | k_address | v_address) & 15,
+                (q.requires_grad or k.requires_grad or v.requires_grad) and self._is_grad_enabled(),
+                self._forward._current_level >= 0 and self._has_tangent((q, k, v)),
+                options,
+            )
+            if out is not None:
+                out_address = out.data_ptr()
+                key += (
+                    out.shape,
+                    out.stride(),
+                    out.dtype,
+                    out.get_device(),
+                    out.is_cuda,
+                    out_address & 15,
+                    out.requires_grad and self._is_grad_enabled(),
+                )
+            ready = self.memo.get(key)
+        except (AttributeError, TypeError, RuntimeError) as error:
+            raise self.refuse(q, k, v, out, options, error) from None
+        if ready is None:
+            ready = self.prepare(key, q, k, v, out, options)
+        if self._context() != ready.context:
+            return self.launch_uncommon(ready, q, k, v, out)
+        if out is None:
+            if ready.dense:
+                out = self._empty_like(q)
+            else:
+                out = self._empty_strided(shape, ready.out_strides, dtype=q.dtype, device=ready.where)
+            out_address = out.data_ptr()
+        else:
+            check_overlap(ready.extents, q_address, k_address, v_address, out_address)
+        stream = self._stream(ready.device)
+        if options[2]:
+            lse = self._empty_strided(ready.lse_shape, ready.lse_strides, dtype=self._float32, device=ready.where)
+            ready.launch(q_address, k_address, v_address, out_address, lse.data_ptr(), stream)
+            return out, lse
+        ready.launch(q_address, k_address, v_address, out_address, 0, stream)
+        return out
+
+    def refusal(self, kind: type) -> str | None:
+        if reason := super().refusal(kind):
+            return reason
+        if getattr(kind, "__torch_dispatch__", None) is not self._plain_dispatch:
+            return f"{kind.__module__}.{kind.__qualname__} is a tensor without memory of its own"
+        return None
+
+    def facts(self, name: str, array: Any) -> Facts:
+        if not self.owns(array):
+            raise foreign(name, array, self.name)
+        if reason := self.refusal(type(array)):
+            raise InvalidType(f"{name}: {reason}")
+        if array.layout is not self.torch.strided or array.is_nested:
+            raise InvalidType(f"{name} is a tensor with layout {array.layout}: only strided tensors are supported")
+        try:
+            address = array.data_ptr()
+        except RuntimeError as error:
+            raise InvalidType(f"{name} is a tensor without memory of its own: {error}") from None
+        return Facts(
+            name=name,
+            shape=tuple(array.shape),
+            strides=tuple(array.stride()),
+            dtype=self._dtypes.get(array.dtype, str(array.dtype).removeprefix("torch.")),
+            item_bytes=array.element_size(),
+            device=str(array.device),
+            address=address,
+        )
+
+    def forbid(self, arrays: Sequence[Any]) -> None:
+        if self._is_grad_enabled() and any(array.requires_grad for array in arrays):
+            raise NotImplementedError(
+                "an argument requires grad, and attention() has no backward pass yet: call it under torch.no_grad() "
+                "or torch.inference_mode(), or pass detached tensors"
+            )
+        if self._forward._current_level >= 0 and self._has_tangent(arrays):
+            raise NotImplementedError(
+                "an argument is a dual tensor of forward-mode differentiation, which attention() does not follow yet: "
+                "pass its primal"
+            )
+
+    def _has_tangent(self, arrays: Sequence[Any]) -> bool:
+        return any(self._forward.unpack_dual(array).tangent is not None for array in arrays)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
+        return like.new_empty(shape, dtype=getattr(self.torch, dtype))
+
+    def contiguous(self, array: Any) -> Any:
+        return array.resolve_neg().contiguous()
+
+    def address(self, array: Any) -> int:
+        address: int = array.data_ptr()
+        return address
+
+    def device(self, array: Any) -> int:
+        index: int = array.get_device()
+        return index
+
+    def stream(self, device: int) -> int:
+        return self._stream(device)
+
+
+def _current_stream(torch: Any) -> Callable[[int], int]:
+    """The quickest way to torch's current stream of a device."""
+    if raw := getattr(torch._C, "_cuda_getCurrentRawStream", None):
+        found: Callable[[int], int] = raw
+        return found
+
+    def current(device: int) -> int:
+        stream: int = torch.cuda.current_stream(device).cuda_stream
+        return stream
+
+    return current
+
+
+def make_kind() -> TorchArrays:
+    import torch
+
+    return TorchArrays(torch, CudaLayer.shared())

@@ -1,0 +1,285 @@
+"""What `attention()` refuses: one error that names the value and what is allowed, before anything is done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashtune import attention
+from flashtune.codegen.config import Config
+from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
+from flashtune.errors import CompileError, FlashtuneError, IllegalConfig, InvalidInput, InvalidType, UnsupportedProblem
+
+GOOD: dict[str, Any] = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1, "q_in_registers": False, "blocks_per_sm": 1}
+
+
+def refused(
+    fakes: Any, error: type[Exception], words: list[str], q: Any, k: Any, v: Any, **options: Any
+) -> FlashtuneError | Exception:
+    """The error of a call, which must say ``words`` and leave no trace, however often it is made."""
+    before = fakes.allocations
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            attention(q, k, v, **options)
+        for word in words:
+            assert word in str(caught.value), f"{word!r} is not in {caught.value}"
+    assert fakes.layer.launches == fakes.layer.loads == []
+    assert fakes.allocations == before
+    assert not fakes.kind.memo
+    return caught.value
+
+
+Shape = tuple[int, ...]
+SHAPES: list[tuple[str, Shape, Shape, Shape, type[Exception], list[str]]] = [
+    ("rank of q", (4, 2, 16), (1, 4, 2, 16), (1, 4, 2, 16), InvalidInput, ["q", "(4, 2, 16)", "3 dim", "takes 4"]),
+    ("rank of v", (1, 4, 2, 16), (1, 4, 2, 16), (1, 1, 4, 2, 16), InvalidInput, ["v", "5 dimensions"]),
+    ("rank 0", (), (1, 4, 2, 16), (1, 4, 2, 16), InvalidInput, ["q", "0 dimensions"]),
+    ("head_dim of k", (1, 4, 2, 16), (1, 4, 2, 24), (1, 4, 2, 16), InvalidInput, ["k", "head_dim 16", "head_dim 24"]),
+    ("head_dim of v", (1, 4, 2, 16), (1, 4, 2, 16), (1, 4, 2, 8), InvalidInput, ["v", "head_dim 16", "head_dim 8"]),
+    ("batch", (2, 4, 2, 16), (3, 4, 2, 16), (3, 4, 2, 16), InvalidInput, ["q has batch 2", "k has batch 3"]),
+    ("batch of v", (2, 4, 2, 16), (2, 4, 2, 16), (1, 4, 2, 16), InvalidInput, ["q has batch 2", "v has batch 1"]),
+    ("seqlen of v", (1, 4, 2, 16), (1, 5, 2, 16), (1, 6, 2, 16), InvalidInput, ["k has seqlen 5", "v has seqlen 6"]),
+    ("heads of v", (1, 4, 4, 16), (1, 4, 2, 16), (1, 4, 4, 16), InvalidInput, ["num_heads 2", "num_heads 4"]),
+    ("33 and 2", (1, 4, 33, 16), (1, 4, 2, 16), (1, 4, 2, 16), InvalidInput, ["33 heads", "have 2", "multiple"]),
+    ("3 and 2", (1, 4, 3, 16), (1, 4, 2, 16), (1, 4, 2, 16), InvalidInput, ["3 heads", "have 2"]),
+    ("4 and 0", (1, 4, 4, 16), (1, 4, 0, 16), (1, 4, 0, 16), InvalidInput, ["4 heads", "have 0"]),
+    ("2 and 4", (1, 4, 2, 16), (1, 4, 4, 16), (1, 4, 4, 16), InvalidInput, ["2 heads", "have 4"]),
+    ("0 and 0", (1, 4, 0, 16), (1, 4, 0, 16), (1, 4, 0, 16), InvalidInput, ["0 heads", "have 0"]),
+    ("head_dim 0", (1, 4, 2, 0), (1, 4, 2, 0), (1, 4, 2, 0), InvalidInput, ["head_dim=0", "at least 1"]),
+    *(
+        (f"head_dim {dim}", (1, 4, 2, dim), (1, 4, 2, dim), (1, 4, 2, dim), UnsupportedProblem, [str(dim), "8 to 256"])
+        for dim in (1, 7, 20, 257, 260, 320, 512)
+    ),
+]
+
+
+@pytest.mark.parametrize(("q", "k", "v", "error", "words"), [row[1:] for row in SHAPES], ids=[row[0] for row in SHAPES])
+def test_shapes(fakes: Any, q: Shape, k: Shape, v: Shape, error: type[Exception], words: list[str]) -> None:
+    refused(fakes, error, words, *(fakes.array(np.ones(shape, np.float16)) for shape in (q, k, v)))
+
+
+def test_an_empty_result_is_no_excuse(fakes: Any) -> None:
+    q, k = fakes.array(np.ones((0, 4, 3, 16), np.float16)), fakes.array(np.ones((0, 4, 2, 16), np.float16))
+    refused(fakes, InvalidInput, ["3 heads"], q, k, k)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int8", "bool", "complex64"])
+def test_dtypes(fakes: Any, dtype: str) -> None:
+    wrong = fakes.array(np.ones((1, 4, 2, 16), dtype))
+    refused(fakes, InvalidType, [f"q has dtype {dtype}", "float16, bfloat16, float32"], wrong, wrong, wrong)
+
+
+def test_unequal_dtypes(fakes: Any) -> None:
+    q, wide = fakes.random(1, 4, 2, 16), fakes.random(1, 4, 2, 16, dtype=np.float32)
+    refused(fakes, InvalidType, ["q has dtype float16", "k has float32"], q, wide, q)
+    refused(fakes, InvalidType, ["q has dtype float16", "v has float32"], q, q, wide)
+
+
+def test_two_devices_are_both_named(fakes: Any) -> None:
+    q = fakes.random(1, 4, 2, 16)
+    other = fakes.array(q.host, 1)
+    refused(fakes, InvalidInput, ["q is on cuda:0", "k is on cuda:1"], q, other, q)
+    refused(fakes, InvalidInput, ["q is on cuda:1", "v is on cuda:0"], other, other, q)
+
+
+def test_other_libraries(fakes: Any) -> None:
+    q = fakes.random(1, 4, 2, 16)
+    refused(fakes, InvalidType, ["k is a numpy.ndarray on cpu", fakes.kind.name], q, q.host, q)
+    refused(fakes, InvalidType, ["v is a builtins.list", fakes.kind.name], q, q, [1.0])
+    refused(fakes, InvalidType, ["k is a builtins.NoneType", fakes.kind.name], q, None, q)
+    refused(fakes, InvalidType, ["out is a numpy.ndarray", fakes.kind.name], q, q, q, out=q.host)
+
+
+def test_an_address_between_elements(fakes: Any) -> None:
+    host = fakes.memory((1, 4, 2, 16), np.float16, 1)
+    host[...] = 1
+    q = fakes.array(host)
+    refused(fakes, InvalidInput, ["q is at address", "2-byte"], q, q, q)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"scale": math.nan}, InvalidInput, ["scale=nan", "finite"]),
+        ({"scale": -math.inf}, InvalidInput, ["scale=-inf", "finite"]),
+        ({"scale": 1e39}, InvalidInput, ["scale=1e+39", "3.402823e+38"]),
+        ({"scale": 10**400}, InvalidInput, ["finite"]),
+        ({"scale": "1"}, InvalidType, ["scale='1'", "real number"]),
+        ({"scale": 1j}, InvalidType, ["scale=1j", "real number"]),
+        ({"scale": True}, InvalidType, ["scale=True", "real number"]),
+        ({"scale": np.ones(3)}, InvalidType, ["scale=array", "real number"]),
+        ({"causal": 2}, InvalidType, ["causal=2", "True or False"]),
+        ({"causal": None}, InvalidType, ["causal=None", "True or False"]),
+        ({"causal": []}, InvalidType, ["causal=[]", "True or False"]),
+        ({"return_lse": "yes"}, InvalidType, ["return_lse='yes'", "True or False"]),
+        ({"layout": "sbhd"}, InvalidInput, ["layout='sbhd'", "'bshd', 'bhsd'"]),
+        ({"layout": None}, InvalidInput, ["layout=None", "'bshd', 'bhsd'"]),
+        ({"layout": ["bshd"]}, InvalidInput, ["layout=['bshd']"]),
+        ({"config": {"block_m": 64}}, InvalidType, ["config={'block_m': 64}", "kernel family"]),
+        ({"config": "sm80_fwd"}, InvalidType, ["config='sm80_fwd'", "kernel family"]),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_options(fakes: Any, options: dict[str, Any], error: type[Exception], words: list[str]) -> None:
+    q = fakes.random(1, 4, 2, 16)
+    refused(fakes, error, words, q, q, q, **options)
+
+
+def test_a_scale_with_more_digits_than_python_prints(fakes: Any) -> None:
+    q = fakes.random(1, 4, 2, 16)
+    refused(fakes, InvalidInput, ["scale=an int", "finite"], q, q, q, scale=10**5000)
+
+
+@pytest.mark.parametrize("scale", [0, -0.0, -3, 1e-45, 3.4028234e38, np.float32(0.5), Fraction(1, 3)], ids=repr)
+def test_finite_real_scales_are_taken(fakes: Any, scale: Any) -> None:
+    q = fakes.random(1, 4, 2, 16)
+    attention(q, q, q, scale=scale)
+    assert len(fakes.layer.launches) == 1
+
+
+def test_a_config_that_its_family_rejects(fakes: Any) -> None:
+    q = fakes.random(1, 4, 2, 16)
+    wide = Sm80FwdConfig(**{**GOOD, "block_m": 256, "num_warps": 1})
+    assert Sm80Fwd().name == wide.family
+    refused(fakes, IllegalConfig, ["block_m=256", "rows per warp"], q, q, q, config=wide)
+
+
+def test_a_config_of_a_family_that_does_not_serve_the_problem(fakes: Any) -> None:
+    q = fakes.random(1, 4, 2, 16, dtype=np.float32)
+    refused(fakes, UnsupportedProblem, ["float32", "bfloat16"], q, q, q, config=Sm80FwdConfig(**GOOD))
+
+
+def test_a_config_of_no_family(fakes: Any) -> None:
+    class Foreign(Config):
+        family = "foreign"
+
+    class Disguised(Config):
+        family = "sm80_fwd"
+
+    q = fakes.random(1, 4, 2, 16)
+    refused(fakes, InvalidInput, ["'foreign'", "sm80_fwd"], q, q, q, config=Foreign())
+    refused(fakes, InvalidType, ["Disguised", "Sm80FwdConfig"], q, q, q, config=Disguised())
+
+
+Out = Callable[[Any, Any], Any]
+OUTS: dict[str, tuple[Out, type[Exception], list[str]]] = {
+    "shape": (lambda f, q: f.random(1, 4, 2, 24), InvalidInput, ["(1, 4, 2, 24)", "(1, 4, 2, 16)"]),
+    "dtype": (lambda f, q: f.random(1, 4, 2, 16, dtype=np.float32), InvalidType, ["float32", "float16"]),
+    "device": (lambda f, q: f.array(np.ones((1, 4, 2, 16), np.float16), 1), InvalidInput, ["cuda:1", "cuda:0"]),
+    "last stride": (
+        lambda f, q: f.array(np.ones((1, 4, 2, 32), np.float16)[..., ::2]),
+        InvalidInput,
+        ["strides", "last must be 1"],
+    ),
+    "stride 0": (
+        lambda f, q: f.array(np.broadcast_to(np.ones((1, 4, 1, 16), np.float16), (1, 4, 2, 16))),
+        InvalidInput,
+        ["16, 0, 1)", "overlaps itself"],
+    ),
+    "windows": (
+        lambda f, q: f.array(
+            np.lib.stride_tricks.as_strided(np.ones(64, np.float16), (1, 4, 2, 16), (0, 16, 4, 2), writeable=True)
+        ),
+        InvalidInput,
+        ["overlaps itself"],
+    ),
+    "address": (lambda f, q: f.array(f.memory((1, 4, 2, 16), np.float16, 1)), InvalidInput, ["out is at address"]),
+}
+
+
+@pytest.mark.parametrize("case", OUTS)
+def test_out(fakes: Any, case: str) -> None:
+    make, error, words = OUTS[case]
+    q = fakes.random(1, 4, 2, 16)
+    refused(fakes, error, ["out", *words], q, q, q, out=make(fakes, q))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_out_that_overlaps_an_input(fakes: Any, name: str, shift: int) -> None:
+    q, other = fakes.random(1, 4, 2, 16), fakes.random(1, 4, 2, 16)
+    buffer = np.ones((1, 8, 2, 16), np.float16)
+    inputs = {"q": q, "k": other, "v": other, name: fakes.array(buffer[:, 2:6])}
+    out = fakes.array(buffer[:, 2 + shift : 6 + shift])
+    with pytest.raises(InvalidInput, match=f"out .* overlaps {name} .* memory of its own"):
+        attention(*inputs.values(), out=out)
+    assert fakes.layer.launches == []
+
+
+def test_out_beside_an_input_is_fine(fakes: Any) -> None:
+    buffer = np.ones((1, 12, 2, 16), np.float16)
+    q = fakes.array(buffer[:, 4:8])
+    for rows in (slice(0, 4), slice(8, 12)):
+        attention(q, q, q, out=fakes.array(buffer[:, rows]))
+    assert len(fakes.layer.launches) == 2
+
+
+def test_a_kernel_that_can_not_be_built(fakes: Any) -> None:
+    fakes.layer.failure = CompileError("no")
+    q = fakes.random(1, 4, 2, 16)
+    with pytest.raises(CompileError, match="no"):
+        attention(q, q, q)
+
+
+@pytest.mark.parametrize("fakes", ["torch"], indirect=True)
+class TestTorch:
+    @pytest.mark.parametrize("name", ["q", "k", "v"])
+    def test_grad(self, fakes: Any, name: str) -> None:
+        """Never a result that is silently detached; without grad all is well, before and after."""
+        plain, tracked = fakes.random(1, 4, 2, 16), fakes.random(1, 4, 2, 16)
+        tracked.requires_grad = True
+        arrays = [tracked if each == name else plain for each in "qkv"]
+        fakes.grad = False
+        attention(*arrays)
+        fakes.grad = True
+        attention(plain, plain, plain)
+        launched = len(fakes.layer.launches)
+        with pytest.raises(NotImplementedError, match=r"requires grad.*no_grad"):
+            attention(*arrays)
+        assert len(fakes.layer.launches) == launched
+
+    def test_grad_of_out(self, fakes: Any) -> None:
+        q, out = fakes.random(1, 4, 2, 16), fakes.random(1, 4, 2, 16)
+        out.requires_grad = True
+        refused(fakes, NotImplementedError, ["requires grad", "no_grad"], q, q, q, out=out)
+
+    def test_tangent(self, fakes: Any) -> None:
+        q, dual = fakes.random(1, 4, 2, 16), fakes.random(1, 4, 2, 16)
+        dual.tangent = q
+        fakes.forward_ad._current_level = 0
+        refused(fakes, NotImplementedError, ["forward-mode", "primal"], q, q, dual)
+        attention(q, q, q)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            attention(dual, q, q)
+
+    def test_cpu(self, fakes: Any) -> None:
+        q = fakes.random(1, 4, 2, 16)
+        on_cpu = fakes.array(q.host, -1)
+        refused(fakes, InvalidInput, ["k is a torch tensor on cpu", "q cuda:0", "k cpu"], q, on_cpu, q)
+        refused(fakes, InvalidInput, ["q is a torch tensor on cpu", "NumPy"], on_cpu, on_cpu, on_cpu)
+        refused(fakes, InvalidInput, ["out is a torch tensor on cpu"], q, q, q, out=on_cpu)
+
+    def test_sparse(self, fakes: Any) -> None:
+        q, sparse = fakes.random(1, 4, 2, 16), fakes.random(1, 4, 2, 16)
+        sparse.layout = "sparse_coo"
+        refused(fakes, InvalidType, ["v", "sparse_coo", "strided"], q, q, sparse)
+
+    def test_a_tensor_without_memory(self, fakes: Any) -> None:
+        class Wrapped(type(fakes.random(1, 4, 2, 16))):  # type: ignore[misc]
+            def __torch_dispatch__(self) -> None: ...
+
+        q = fakes.random(1, 4, 2, 16)
+        refused(fakes, InvalidType, ["k", "Wrapped", "memory of its own"], q, Wrapped(q.host), q)
+        with pytest.raises(InvalidType, match=r"Wrapped.*memory of its own.*NumPy"):
+            attention(Wrapped(q.host), q, q)
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, [[1.0]], object(), "abc"], ids=lambda value: type(value).__name__)
+def test_no_array_at_all(wrong: object) -> None:
+    with pytest.raises(InvalidType, match=f"q is a builtins.{type(wrong).__name__}.*CuPy arrays, torch CUDA tensors"):
+        attention(wrong, wrong, wrong)
