@@ -54,7 +54,7 @@ def read_header(path: Path) -> Header:
     except IsADirectoryError as error:
         raise DatabaseDamaged(f"tuning database {path} is a directory, not a file") from error
     except OSError as error:
-        if path.is_dir():  # what Windows says is PermissionError
+        if os.path.isdir(path):  # what Windows says is PermissionError
             raise DatabaseDamaged(f"tuning database {path} is a directory, not a file") from error
         raise StoreError(f"tuning database {path} can't be read: {error.strerror}") from error
     if not head:
@@ -87,14 +87,14 @@ def check_schema(path: Path, schema: int) -> None:
 def check_writable(path: Path) -> None:
     """Raises :class:`DatabaseNotWritable` unless ``path`` and its folder can be written (SQLite needs both)."""
     for place in (path, path.parent):
-        if place.exists() and not os.access(place, os.W_OK):
+        if os.path.exists(place) and not os.access(place, os.W_OK):
             raise not_writable(path, f"{place} is read-only")
 
 
 def not_writable(path: Path, why: str) -> DatabaseNotWritable:
     """The error for ``path``, which names a place that would do."""
     for folder in (_user_folder(), Path(tempfile.gettempdir())):
-        existing = next(each for each in (folder, *folder.parents) if each.exists())
+        existing = next(each for each in (folder, *folder.parents) if os.path.exists(each))
         if os.access(existing, os.W_OK) and folder != path.parent:
             place = folder / DATABASE_NAME
             return DatabaseNotWritable(

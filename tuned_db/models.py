@@ -5,13 +5,16 @@ A change here needs a migration and the next `files.SCHEMA_VERSION`.
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, MetaData, UniqueConstraint, text
+from typing import Any, ClassVar
+
+from sqlalchemy import BigInteger, CheckConstraint, Double, ForeignKey, Index, MetaData, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
     """Constraints get names, without which SQLite migrations can't address them."""
 
+    type_annotation_map: ClassVar[dict[Any, Any]] = {float: Double()}
     metadata = MetaData(
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -121,7 +124,7 @@ class MeasurementRow(Base):
     spill_bytes: Mapped[int | None]
     shared_bytes: Mapped[int | None]
     clock_mhz: Mapped[float | None]
-    seed: Mapped[int | None]
+    seed: Mapped[int | None] = mapped_column(BigInteger)
     message: Mapped[str] = mapped_column(server_default=text("''"))
 
 

@@ -292,15 +292,15 @@ class _Limits:
 
 _TIME = _Limits((int, float), 1e-3, 1e12)
 _ERROR = _Limits((int, float), 0.0, 1.7e308)
-_BYTES = _Limits((int,), 0, 2**40)
+_BYTES = _Limits((int,), 0, 2**31 - 1)
 _LIMITS: dict[str, _Limits] = {
     "median_us": _TIME,
     "q20_us": _TIME,
     "q80_us": _TIME,
     "baseline_us": _TIME,
     "predicted_us": dataclasses.replace(_TIME, optional=False),
-    "rank": _Limits((int,), 1, 2**31, optional=False),
-    "samples": _Limits((int,), 0, 2**31, optional=False),
+    "rank": _Limits((int,), 1, 2**31 - 1, optional=False),
+    "samples": _Limits((int,), 0, 2**31 - 1, optional=False),
     "max_error": _ERROR,
     "rms_error": _ERROR,
     "registers": _Limits((int,), 0, 65536),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, delete, insert, select
@@ -114,53 +114,81 @@ def _read(row: Row[Any], kind: type[T]) -> T | None:
         return None
 
 
-def write_measurement(connection: Connection, record: Measurement) -> None:
-    """Inserts a checked record whose id is new."""
-    own = {name: getattr(record, name) for name in _MEASURED}
-    environment = {name: getattr(record, name) for name in _ENVIRONMENT}
-    keys = shared_keys(connection, record) | {"environment_id": _identify(connection, EnvironmentRow, environment)}
-    connection.execute(insert(MeasurementRow).values(**own, **keys))
+class Writer:
+    """Inserts checked records in one transaction, which began as a write: nobody intervenes.
 
+    Remembers the ids of what records share, so that many records cost little more than their own rows.
+    """
 
-def write_prediction(connection: Connection, record: Prediction) -> None:
-    """Inserts a checked record in place of an earlier one of the same variant, problem and device."""
-    keys = shared_keys(connection, record)
-    connection.execute(delete(PredictionRow).filter_by(**keys))
-    own = {name: getattr(record, name) for name in _PREDICTED}
-    connection.execute(insert(PredictionRow).values(**own, **keys))
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ids: dict[tuple[object, ...], int] = {}
 
+    def measurements(self, records: Iterable[Measurement]) -> None:
+        """Records whose ids are new."""
+        rows = []
+        for each in records:
+            own = {name: getattr(each, name) for name in _MEASURED}
+            rows.append(own | self.shared(each) | {"environment_id": self._environment(each)})
+        if rows:
+            self._connection.execute(insert(MeasurementRow), rows)
 
-def shared_keys(connection: Connection, record: Measurement | Prediction) -> dict[str, int]:
-    """Ids of the problem, device and variant of ``record``, made where they are new."""
-    variant = {
-        "family": record.config.family,
-        "config": canonical(record.config.to_json()),
-        "source_digest": record.source_digest,
-    }
-    device = {"name": record.gpu_name, "capability": capability(record.gpu_key)}
-    return {
-        "problem_id": _identify(connection, ProblemRow, {"key": record.problem.key}, _problem(record.problem)),
-        "device_id": _identify(connection, DeviceRow, {"key": record.gpu_key}, device),
-        "variant_id": _identify(connection, VariantRow, variant),
-    }
+    def prediction(self, record: Prediction) -> None:
+        """In place of an earlier one of the same variant, problem and device."""
+        keys = self.shared(record)
+        self._connection.execute(delete(PredictionRow).filter_by(**keys))
+        own = {name: getattr(record, name) for name in _PREDICTED}
+        self._connection.execute(insert(PredictionRow).values(**own, **keys))
 
+    def shared(self, record: Measurement | Prediction) -> dict[str, int]:
+        """Ids of the problem, device and variant of ``record``, made where they are new."""
+        return {
+            "problem_id": self._problem(record.problem),
+            "device_id": self._device(record.gpu_key, record.gpu_name),
+            "variant_id": self._variant(record),
+        }
 
-def _problem(problem: Problem) -> dict[str, Any]:
-    core = ("op", "dtype", "head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv", "causal")
-    data: dict[str, Any] = {name: getattr(problem, name) for name in core}
-    return data | {"spec_key": problem.spec.key, "json": canonical(value.to_json(problem))}
+    def _problem(self, problem: Problem) -> int:
+        def others() -> dict[str, Any]:
+            core = ("op", "dtype", "head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv", "causal")
+            data: dict[str, Any] = {name: getattr(problem, name) for name in core}
+            return data | {"spec_key": problem.spec.key, "json": canonical(value.to_json(problem))}
 
+        return self._id((ProblemRow, problem), lambda: {"key": problem.key}, others)
 
-def _identify(
-    connection: Connection, model: type[Base], unique: dict[str, Any], others: dict[str, Any] | None = None
-) -> int:
-    """Id of the row with these ``unique`` values, made if new. Nobody intervenes: the transaction began as a write."""
-    table = model.__table__
-    found = connection.execute(
-        select(table.c.id).where(*[table.c[name] == wanted for name, wanted in unique.items()])
-    ).scalar_one_or_none()
-    if found is not None:
-        return int(found)
-    made = connection.execute(insert(model).values(**unique, **(others or {}))).inserted_primary_key
-    assert made is not None
-    return int(made[0])
+    def _device(self, key: str, name: str) -> int:
+        others = {"name": name, "capability": capability(key)}
+        return self._id((DeviceRow, key), lambda: {"key": key}, lambda: others)
+
+    def _variant(self, record: Measurement | Prediction) -> int:
+        def unique() -> dict[str, Any]:
+            config = canonical(record.config.to_json())
+            return {"family": record.config.family, "config": config, "source_digest": record.source_digest}
+
+        return self._id((VariantRow, record.config, record.source_digest), unique)
+
+    def _environment(self, record: Measurement) -> int:
+        unique = {name: getattr(record, name) for name in _ENVIRONMENT}
+        return self._id((EnvironmentRow, *unique.values()), lambda: unique)
+
+    def _id(
+        self,
+        memory: tuple[type[Base], *tuple[object, ...]],
+        unique: Callable[[], dict[str, Any]],
+        others: Callable[[], dict[str, Any]] = dict,
+    ) -> int:
+        """Id of the row of table ``memory[0]`` with these unique values, made if new."""
+        known = self._ids.get(memory)
+        if known is None:
+            known = self._ids[memory] = self._find_or_make(memory[0], unique(), others)
+        return known
+
+    def _find_or_make(self, model: type[Base], unique: dict[str, Any], others: Callable[[], dict[str, Any]]) -> int:
+        table = model.__table__
+        query = select(table.c.id).where(*[table.c[name] == wanted for name, wanted in unique.items()])
+        found = self._connection.execute(query).scalar_one_or_none()
+        if found is not None:
+            return int(found)
+        made = self._connection.execute(insert(model).values(**unique, **others())).inserted_primary_key
+        assert made is not None
+        return int(made[0])

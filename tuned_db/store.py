@@ -32,14 +32,12 @@ from .files import (
 from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow, VariantRow
 from .records import REJECTING, Measurement, Prediction, Variant, check, new_id, settled
 from .rows import (
+    Writer,
     read_measurements,
     read_predictions,
     read_problems,
     select_measurements,
     select_predictions,
-    shared_keys,
-    write_measurement,
-    write_prediction,
 )
 from .sqlite import Mode, connect, engine
 from .winners import Ranked, best_first, with_source
@@ -112,28 +110,31 @@ class Store:
         same id, or a value out of range, raises `InvalidInput` before anything is written.
         """
         records = [check(settled(each)) for each in measurements]
+        new: dict[str, Measurement] = {}
         with self._write() as connection:
+            known = _known(connection, [each.id for each in records])
             for each in records:
-                known = self._by_id(connection, each.id)
-                if known is None:
-                    write_measurement(connection, each)
-                elif known != [each]:
+                if known.get(each.id, each) != each or new.get(each.id, each) != each:
                     raise InvalidInput(f"measurement {each.id} is already in {self.path} with other values")
+                if each.id not in known:
+                    new[each.id] = each
+            Writer(connection).measurements(new.values())
         return records
 
     def record_prediction(self, prediction: Prediction) -> None:
         """Stores a prediction in place of the last one of the same variant, problem and device model."""
         check(prediction)
         with self._write() as connection:
-            write_prediction(connection, prediction)
+            Writer(connection).prediction(prediction)
 
     def replace_predictions(self, predictions: Iterable[Prediction]) -> None:
         """Stores a new ranking: every earlier prediction of the same problems and device models goes."""
         records = [check(each) for each in predictions]
         with self._write() as connection:
+            writer = Writer(connection)
             cleared = set()
             for each in records:
-                keys = shared_keys(connection, each)
+                keys = writer.shared(each)
                 place = keys["problem_id"], keys["device_id"]
                 if place not in cleared:
                     cleared.add(place)
@@ -142,7 +143,7 @@ class Store:
                             PredictionRow.problem_id == place[0], PredictionRow.device_id == place[1]
                         )
                     )
-                write_prediction(connection, each)
+                writer.prediction(each)
 
     # Reading
 
@@ -245,10 +246,6 @@ class Store:
         ):
             yield connection
 
-    def _by_id(self, connection: Connection, identity: str) -> list[Measurement] | None:
-        rows = connection.execute(select_measurements().where(MeasurementRow.id == identity)).all()
-        return read_measurements(rows) if rows else None
-
     def _check_schema(self) -> None:
         """Reads the schema through SQLite, which sees what a header alone does not: damage, a log not yet merged."""
         with self._read() as connection:
@@ -260,6 +257,17 @@ class Store:
                 f"tuning database {self.path} has schema version {schema}, older than {SCHEMA_VERSION}. "
                 "It is upgraded when it is next opened for writing, e.g. by flashtune tune"
             )
+
+
+def _known(connection: Connection, ids: list[str]) -> dict[str, Measurement | None]:
+    """The stored rows with these ids; None for one that this version can't read."""
+    known: dict[str, Measurement | None] = {}
+    for start in range(0, len(ids), 500):
+        wanted = MeasurementRow.id.in_(ids[start : start + 500])
+        rows = connection.execute(select_measurements().where(wanted)).all()
+        known |= dict.fromkeys(str(row._mapping["id"]) for row in rows)
+        known |= {each.id: each for each in read_measurements(rows)}
+    return known
 
 
 def _narrowed(

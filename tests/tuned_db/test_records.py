@@ -1,0 +1,181 @@
+"""What may enter a record, from anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flashtune.errors import InvalidInput
+from flashtune.tuned_db.records import (
+    MESSAGE_LIMIT,
+    STATUSES,
+    Choice,
+    Measurement,
+    canonical,
+    check,
+    measurement_from_json,
+    new_id,
+    now,
+    settled,
+    to_json,
+)
+
+Make = Callable[..., Any]
+
+
+def test_ids_are_uuid_7_and_sort_by_time() -> None:
+    ids = [new_id() for _ in range(200)]
+    assert {uuid.UUID(each).version for each in ids} == {7}
+    assert {uuid.UUID(each).variant for each in ids} == {uuid.RFC_4122}
+    assert len(set(ids)) == 200
+    # Within a quarter of a microsecond the random bits decide, so only the times are ordered.
+    assert [each[:18] for each in ids] == sorted(each[:18] for each in ids)
+
+
+def test_now_is_a_time_that_records_take(measurement: Make) -> None:
+    check(measurement(created=now()))
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_json_and_back_is_the_identity(measurement: Make, status: str) -> None:
+    record = measurement(status=status)
+    assert measurement_from_json(json.loads(canonical(to_json(record)))) == record
+
+
+def test_json_leaves_out_what_is_neutral(measurement: Make) -> None:
+    data = to_json(measurement(seed=None, message=""))
+    assert "seed" not in data
+    assert "message" not in data
+    assert data["config"] == {"block": 128, "stages": 2}
+
+
+REFUSED: list[tuple[str, Any]] = [
+    ("status", "great"),
+    ("status", "ok "),
+    ("stage", "warm-up"),
+    ("stage", None),
+    ("id", "1"),
+    ("id", str(uuid.UUID(int=1)).upper() + "F"),
+    ("created", "yesterday"),
+    ("created", 20261129),
+    ("session", ""),
+    ("session", "x" * 201),
+    ("gpu_key", "h200"),
+    ("gpu_key", "9.0a/\nh200"),
+    ("gpu_name", ""),
+    ("source_digest", "abc"),
+    ("source_digest", "g" * 64),
+    ("median_us", "80"),
+    ("median_us", True),
+    ("median_us", -1.0),
+    ("median_us", 1e300),
+    ("baseline_us", 0),
+    ("samples", -1),
+    ("samples", 1.5),
+    ("samples", None),
+    ("max_error", -0.1),
+    ("registers", 10**9),
+    ("registers", 12.0),
+    ("spill_bytes", -4),
+    ("clock_mhz", "fast"),
+    ("seed", 2**63),
+    ("seed", -1),
+    ("nvrtc", "13.0; rm"),
+    ("unit", b"\x80\x04."),
+    ("message", "x" * (MESSAGE_LIMIT + 1)),
+    ("message", 5),
+]
+
+
+@pytest.mark.parametrize(("name", "bad"), REFUSED, ids=lambda each: str(each)[:20])
+def test_a_field_out_of_range_is_refused_by_name(measurement: Make, name: str, bad: object) -> None:
+    with pytest.raises(InvalidInput, match=name):
+        check(measurement(**{name: bad}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"config": {"block": "64\n__device__ int x=1;", "stages": 2}}, "block must be int"),
+        ({"config": {"block": "{{ 7*7 }}", "stages": 2}}, "block must be int"),
+        ({"config": {"block": 64, "stages": 2, "order": "{{ 7*7 }}"}}, "order=.* is not allowed"),
+        ({"config": {"block": 64, "stages": 2, "order": "plain\n__device__ int x=1;"}}, "order=.* is not allowed"),
+        ({"config": {"block": 65, "stages": 2}}, "block=.*65.* is not allowed"),
+        ({"config": {"block": 64.0, "stages": 2}}, "block must be int"),
+        ({"config": {"block": True, "stages": 2}}, "block must be int"),
+        ({"config": {"block": 64}}, "stages"),
+        ({"config": {"block": 64, "stages": 2, "more": 1}}, "no field more"),
+        ({"config": "gASVDAAAAAAAAACMBHBvc2l4lC4="}, "config must be a JSON object"),
+        ({"config": ["block", 64]}, "config must be a JSON object"),
+        ({"family": "triple"}, "'triple' is not known"),
+        ({"family": None}, "family must be text"),
+        ({"family": "../pair"}, "is not known"),
+        ({"problem": {"dtype": "float16"}}, "needs a value for"),
+        ({"problem": None}, "problem must be a JSON object"),
+        ({"unknown": 1}, "no field 'unknown'"),
+    ],
+)
+def test_untrusted_data_gets_a_reason(measurement: Make, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        measurement_from_json(to_json(measurement()) | changes)
+
+
+@pytest.mark.parametrize("name", ["id", "problem", "config", "family", "status"])
+def test_a_missing_field_is_named(measurement: Make, name: str) -> None:
+    data = to_json(measurement())
+    del data[name]
+    with pytest.raises(InvalidInput, match=f"needs {name}"):
+        measurement_from_json(data)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -3.0, 0.0, 0, None], ids=str)
+def test_a_time_that_is_no_time_is_a_failure(measurement: Make, bad: float | None) -> None:
+    stored = settled(measurement(median_us=bad))
+    assert (stored.status, stored.median_us) == ("failed", None)
+    assert ("no time" if bad is None else f"median_us={bad}") in stored.message
+    check(stored)
+
+
+@pytest.mark.parametrize("name", ["q20_us", "q80_us"])
+def test_a_spread_that_is_no_time_is_a_failure(measurement: Make, name: str) -> None:
+    assert settled(measurement(**{name: math.nan})).status == "failed"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_error_that_is_no_number_is_wrong(measurement: Make, bad: float) -> None:
+    stored = settled(measurement(max_error=bad, median_us=math.nan))
+    assert (stored.status, stored.max_error) == ("wrong", None)
+    check(stored)
+
+
+def test_a_baseline_that_is_no_time_costs_only_the_ratio(measurement: Make) -> None:
+    stored = settled(measurement(baseline_us=math.nan))
+    assert (stored.status, stored.median_us, stored.ratio) == ("ok", 80.0, None)
+
+
+def test_a_good_measurement_is_stored_as_it_is(measurement: Make) -> None:
+    record: Measurement = measurement(message="a note\n\twith lines")
+    assert settled(record) == record
+
+
+def test_a_message_is_cut_and_made_printable(measurement: Make) -> None:
+    stored = settled(measurement(message="bell \a " + "x" * 5000))
+    assert stored.message.startswith("bell ? x")
+    assert len(stored.message) == MESSAGE_LIMIT
+    check(stored)
+
+
+def test_records_cannot_be_changed(measurement: Make) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        measurement().median_us = 1.0
+
+
+def test_a_choice_prints_config_level_and_evidence(pair: Make) -> None:
+    choice = Choice(config=pair(block=64, stages=1), level="older_source", evidence="measured long ago")
+    assert str(choice) == "pair(block=64,stages=1), older source: measured long ago"

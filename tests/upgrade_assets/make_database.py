@@ -1,0 +1,55 @@
+"""Makes ``vNNNN.db`` for the current schema version, with the fake kernel families of ``tests/tuned_db/conftest.py``.
+
+Refuses to replace a file: saved databases are what older code wrote.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from flashtune.tuned_db.files import SCHEMA_VERSION
+from flashtune.tuned_db.store import Store
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    path = HERE / f"v{SCHEMA_VERSION:04d}.db"
+    if path.exists():
+        raise SystemExit(f"{path} is there already")
+    where = importlib.util.spec_from_file_location("fakes", HERE.parent / "tuned_db" / "conftest.py")
+    assert where is not None
+    assert where.loader is not None
+    fakes = importlib.util.module_from_spec(where)
+    sys.modules["fakes"] = fakes
+    where.loader.exec_module(fakes)
+    fakes.install(pytest.MonkeyPatch())
+    store = Store.open(path)
+    later = "2026-11-29T13:00:00.000Z"
+    store.record_all(
+        [
+            fakes.make_measurement(),
+            fakes.make_measurement(config=fakes.SoloConfig(block=32), created=later, id=fakes.records.new_id()),
+            fakes.make_measurement(
+                config=fakes.PairConfig(block=16, stages=3, order="reversed"),
+                status="wrong",
+                median_us=None,
+                created="2026-11-29T14:00:00.000Z",
+            ),
+            fakes.make_measurement(median_us=float("nan"), stage="screen", created="2026-11-29T15:00:00.000Z"),
+        ]
+    )
+    store.record_prediction(fakes.make_prediction())
+    with closing(sqlite3.connect(path)) as plain, plain:
+        plain.execute("UPDATE origin SET uuid = '01935f6e-0000-7000-8000-00000000f00d'")
+    print(f"made {path}")
+
+
+if __name__ == "__main__":
+    main()
