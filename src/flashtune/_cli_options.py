@@ -1,0 +1,84 @@
+"""Options that several commands share, and how they become values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from .codegen.gpu import Gpu
+    from .codegen.problem import Problem
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DTYPES = ("float16", "bfloat16", "float32")
+_REQUIRED = ("head_dim", "heads")
+
+database_option = click.option(
+    "--db", "database", type=click.Path(dir_okay=False), help="Tuning database. [default: $FLASHTUNE_DB, see info]"
+)
+gpu_option = click.option("--gpu", help="GPU such as h100, a100 or rtx-4090; it need not be here. [default: the first]")
+
+
+def problem_options(command: F) -> F:
+    """The flags that describe one problem, as keyword arguments of ``command``."""
+    options = [
+        click.option("--dtype", type=click.Choice(DTYPES), help="Of q, k, v and the output. [default: bfloat16]"),
+        click.option("--head-dim", type=int, help="Multiple of 8 from 8 to 256."),
+        click.option("--batch", type=int, help="[default: 1]"),
+        click.option("--seqlen", type=int, help="Queries and keys."),
+        click.option("--seqlen-q", type=int, help="Queries, where they differ from keys."),
+        click.option("--seqlen-k", type=int, help="Keys."),
+        click.option("--heads", type=int, help="Query heads."),
+        click.option("--heads-kv", type=int, help="Key and value heads. [default: as --heads]"),
+        click.option("--causal/--full", default=None, help="Causal mask, aligned bottom-right. [default: full]"),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+PROBLEM_FLAGS = (
+    "dtype", "head_dim", "batch", "seqlen", "seqlen_q", "seqlen_k", "heads", "heads_kv", "causal",
+)  # fmt: skip
+
+
+def take_problem(flags: dict[str, Any]) -> dict[str, Any]:
+    """Removes the problem flags from ``flags``; those that were given."""
+    taken = {name: flags.pop(name) for name in PROBLEM_FLAGS}
+    return {name: value for name, value in taken.items() if value is not None}
+
+
+def problem_from(given: dict[str, Any]) -> Problem:
+    """The problem that the given flags describe."""
+    from .codegen.problem import Problem
+
+    seqlen_q = given.get("seqlen_q", given.get("seqlen"))
+    seqlen_k = given.get("seqlen_k", given.get("seqlen"))
+    missing = [name for name in _REQUIRED if name not in given]
+    if seqlen_q is None and seqlen_k is None:
+        missing.append("seqlen")
+    elif seqlen_q is None or seqlen_k is None:
+        missing.append("seqlen_k" if seqlen_q else "seqlen_q")
+    if missing or seqlen_q is None or seqlen_k is None:
+        raise click.UsageError("the problem needs " + ", ".join("--" + name for name in missing).replace("_", "-"))
+    return Problem(
+        dtype=given.get("dtype", "bfloat16"),
+        head_dim=given["head_dim"],
+        batch=given.get("batch", 1),
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads=given["heads"],
+        num_heads_kv=given.get("heads_kv", given["heads"]),
+        causal=given.get("causal", False),
+    )
+
+
+def gpu_from(name: str | None) -> Gpu:
+    """The named GPU, or the first CUDA device."""
+    from .codegen.device import require_device
+    from .codegen.gpu import gpu_by_alias
+
+    return gpu_by_alias(name) if name is not None else require_device()

@@ -1,0 +1,187 @@
+"""`list`, `explain`, `source` and `info`: they read and print, and change nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.text import Text
+
+from . import settings
+from ._cli_tables import config_text, console, milliseconds, table
+from .errors import FlashtuneError, InvalidInput
+
+if TYPE_CHECKING:
+    from .codegen.config import Config
+    from .codegen.gpu import Gpu
+    from .codegen.problem import Problem
+
+PACKAGES = ("numpy", "jinja2", "optuna", "sqlalchemy", "alembic", "cupy-cuda13x", "cupy-cuda12x", "torch")
+
+
+def show_list(gpu_name: str | None, database: Path | None) -> None:
+    from .codegen.gpu import gpu_by_alias
+    from .tuned_db.store import Store
+
+    path = database or settings.database_path()
+    if not path.exists():
+        raise InvalidInput(f"there is no tuning database at {path} yet; flashtune tune makes one")
+    wanted = gpu_by_alias(gpu_name).key if gpu_name else None
+    out = console()
+    with Store.open(path, create=False, readonly=True) as store:
+        keys = [wanted] if wanted else store.gpu_keys()
+        measured = table("GPU", "problem", "best config", "time", "vs default", "stage", "date", title="Measured")
+        for key in keys:
+            for problem in store.problems(gpu_key=key):
+                best = store.winner(problem, key)
+                if best is None:
+                    continue
+                row = best.measurement
+                ratio = "-" if best.ratio is None else f"{best.ratio:.3f}"
+                time = milliseconds(best.median_us / 1e6)
+                cells = (row.gpu_name, str(problem), config_text(best.config), time, ratio, row.stage, row.created[:10])
+                measured.add_row(*(Text(cell) for cell in cells))
+        predicted = table("GPU", "problem", "best config", "predicted", "date", title="Predicted, not measured")
+        for each in store.predictions(gpu_key=wanted):
+            if each.rank == 1:
+                time = milliseconds(each.predicted_us / 1e6)
+                texts = (each.gpu_name, str(each.problem), config_text(each.config), time, each.created[:10])
+                predicted.add_row(*(Text(cell) for cell in texts))
+    for shown in (measured, predicted):
+        if shown.row_count:
+            out.print(shown)
+    if not measured.row_count and not predicted.row_count:
+        out.print(f"Nothing is stored{f' for {gpu_name}' if gpu_name else ''} in {path}")
+
+
+def show_explain(problem: Problem, gpu: Gpu, database: Path | None) -> None:
+    from .codegen.family import family
+    from .codegen.model import predict
+    from .tuned_db.lookup import find
+
+    choice = find(problem, gpu, store_path=database)
+    kind = family(choice.family)
+    needs = kind.resources(choice.config, problem.spec)
+    record = choice.measurement or choice.prediction
+    estimate = predict(problem, choice.config, gpu)
+    intensity = problem.flops / problem.min_bytes if problem.min_bytes else 0.0
+    peak = gpu.tensor_tflops if problem.dtype != "float32" else gpu.fp32_tflops
+    ridge = peak * 1e3 / gpu.bandwidth_gb_s
+    limit = max(problem.flops / (peak * 1e12), problem.min_bytes / (gpu.bandwidth_gb_s * 1e9))
+    registers = f"{record.registers} (compiled)" if record and record.registers else f"about {needs.registers}"
+    shown = table("", "")
+    shown.show_header = False
+    for name, text in (
+        ("problem", str(problem)),
+        ("GPU", f"{gpu} ({gpu.key})"),
+        ("config", config_text(choice.config)),
+        ("level", choice.level + (f", from {choice.origin}" if choice.origin else "")),
+        ("evidence", choice.evidence),
+        ("launch", f"{kind.tiles(choice.config, problem)} blocks of {needs.threads} threads"),
+        ("registers", f"{registers} per thread"),
+        ("shared memory", f"{needs.shared_memory} B per block of {gpu.shared_memory_block} B"),
+        ("workspace", "none: memory beyond output and LSE is not used"),
+        (
+            "work",
+            f"{problem.flops / 1e9:.4g} GFLOP, at least {problem.min_bytes / 1e6:.4g} MB of device memory traffic",
+        ),
+        (
+            "roofline",
+            f"{intensity:.4g} FLOP/byte, the chip balances at {ridge:.4g}: "
+            f"{'compute' if intensity > ridge else 'memory'}-limited, at best {milliseconds(limit)}",
+        ),
+        ("model", f"{milliseconds(estimate.seconds)}: {estimate.why}"),
+    ):
+        shown.add_row(Text(name, style="bold"), Text(text))
+    console().print(shown)
+
+
+def show_source(
+    problem: Problem, gpu: Gpu, family_name: str | None, parameters: str | None, lines: bool, database: Path | None
+) -> None:
+    from .codegen.family import family
+    from .tuned_db.lookup import find
+
+    if family_name is None and parameters is None:
+        config = find(problem, gpu, store_path=database).config
+    else:
+        from .codegen.family import supporting
+
+        kind = family(family_name) if family_name else supporting(problem.spec, gpu)[0]
+        config = _changed(kind.default(problem.spec, gpu), parameters)
+    plan = family(config.family).plan(problem, config, gpu)
+    click.echo(f"// {problem} on {gpu}: {config}")
+    for kernel in plan.kernels:
+        click.echo(kernel.source.text if lines else kernel.source.readable(), nl=False)
+
+
+def show_info() -> None:
+    from .codegen.device import device_facts, missing_device, visible_gpus
+
+    out = console()
+    versions = table("what", "version", title="Versions")
+    versions.add_row("flashtune", own_version() or "not installed, used from a checkout")
+    versions.add_row("python", f"{platform.python_version()} on {platform.platform()}")
+    for name in PACKAGES:
+        if found := _version_of(name):
+            versions.add_row(name, found)
+    versions.add_row("nvrtc", _nvrtc())
+    out.print(versions)
+
+    gpus = table("device", "GPU", "key", "driver", "unit", title="GPUs")
+    for index, gpu in enumerate(visible_gpus()):
+        facts = device_facts(index)
+        gpus.add_row(str(index), gpu.name, gpu.key, f"{facts.driver} (CUDA {facts.cuda_driver})", facts.uuid)
+    if gpus.row_count:
+        out.print(gpus)
+    else:
+        out.print(Text(f"GPUs: none. {missing_device()}"))
+
+    paths = table("path", "value", "exists", title="Paths")
+    for label, path in (("database", settings.database_path()), ("cache", settings.cache_dir())):
+        paths.add_row(Text(label), Text(str(path)), "yes" if path.exists() else "not yet")
+    out.print(paths)
+
+    variables = table("variable", "value", "meaning", title="Settings")
+    for each in settings.SETTINGS:
+        variables.add_row(each.name, Text(os.environ.get(each.name) or "not set"), f"{each.meaning} {each.default}")
+    out.print(variables)
+
+
+def own_version() -> str:
+    return _version_of("flashtune")
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _nvrtc() -> str:
+    from .codegen.compile import nvrtc_version
+
+    try:
+        return nvrtc_version()
+    except FlashtuneError as error:
+        return str(error)
+
+
+def _changed(config: Config, text: str | None) -> Config:
+    """``config`` with the parameters that ``text`` (``block_m=64,num_warps=4``) gives."""
+    data: dict[str, Any] = {each.name: getattr(config, each.name) for each in config.parameters()}
+    known = {each.name: each for each in config.parameters()}
+    for part in filter(None, (text or "").split(",")):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in known:
+            raise InvalidInput(f"{config.family} has no parameter {name[:40]!r}. Known: {', '.join(known)}")
+        choices = {str(choice).lower(): choice for choice in known[name].choices}
+        if value.lower() not in choices:
+            raise InvalidInput(f"{name}={value[:40]!r} is not allowed. Allowed: {', '.join(choices)}")
+        data[name] = choices[value.lower()]
+    return type(config).from_json(data)

@@ -1,0 +1,90 @@
+"""What the commands print: tables and sentences made of plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from .codegen.config import Config
+    from .tuner.report import Report, Row
+
+PLAIN_WIDTH = 200
+"""Columns where the output is no terminal: a file or a pipe should not wrap at 80."""
+TOP_REASONS = 6
+
+
+def console() -> Console:
+    """Standard output; colours and width as the terminal has them."""
+    plain = Console(highlight=False)
+    return plain if plain.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+def table(*headings: str, title: str | None = None) -> Table:
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
+    return made
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms"
+
+
+def config_text(config: Config) -> str:
+    """The family, then the parameters with room to wrap between them."""
+    return f"{config.family} " + " ".join(config.key.split(","))
+
+
+def difference(config: Config, base: Config) -> str:
+    """How ``config`` differs from ``base``: its own values of the parameters that are not the same."""
+    if config.family != base.family:
+        return config_text(config)
+    changed = (each.name for each in config.parameters() if getattr(config, each.name) != getattr(base, each.name))
+    return " ".join(f"{name}={str(getattr(config, name)).lower()}" for name in changed)
+
+
+def print_report(out: Console, report: Report, database: str) -> None:
+    """The table at the end of a run, then what was not legal, what failed, and where everything is."""
+    kind = "tuned" if report.measured else "predicted, nothing was measured"
+    shown = table("problem", "chosen config", "time", "vs default", "why", "next best", title=f"{report.gpu}: {kind}")
+    for row in report.rows:
+        shown.add_row(*(Text(cell) for cell in _cells(row)))
+    out.print(shown)
+    if not report.measured:
+        out.print(
+            f"Nothing was measured: {report.note}. The times are a model's, with registers and spills from the "
+            f"compiler; they are stored as predictions and give way to any measurement."
+        )
+    if report.rejected:
+        out.print(f"Not legal for these problems: {_counted(report.rejected)}")
+    if report.failed:
+        out.print(f"Tried and failed: {_counted(report.failed)}")
+    verb = "measured" if report.measured else "compiled"
+    known = sum(row.known for row in report.rows)
+    earlier = f" ({known} were known from earlier runs)" if known else ""
+    out.print(f"{report.tried} configs {verb}{earlier} in {report.seconds:.0f} s. Stored in {database}")
+    if report.interrupted:
+        out.print("Interrupted: all results up to here are stored. Run the same command again to go on.")
+    if report.stopped:
+        out.print(f"Stopped: {report.stopped}")
+
+
+def _cells(row: Row) -> tuple[str, str, str, str, str, str]:
+    if row.config is None or row.seconds is None:
+        return str(row.problem), "-", "-", "-", row.why, "-"
+    following = "-"
+    if row.next_best is not None and row.next_ratio is not None:
+        following = f"{difference(row.next_best, row.config)} ({100 * (row.next_ratio - 1):+.1f} %)"
+    ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
+    return str(row.problem), config_text(row.config), milliseconds(row.seconds), ratio, row.why, following
+
+
+def _counted(counts: Counter[str]) -> str:
+    parts = [f"{count} x {reason}" for reason, count in counts.most_common(TOP_REASONS)]
+    rest = sum(counts.values()) - sum(count for _, count in counts.most_common(TOP_REASONS))
+    return "; ".join([*parts, *([f"{rest} x other reasons"] if rest else [])])

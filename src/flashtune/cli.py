@@ -1,0 +1,168 @@
+"""The command line. It parses and prints; everything else is a call into the package, imported when it is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ._cli_options import database_option, gpu_from, gpu_option, problem_from, problem_options, take_problem
+from .errors import FlashtuneError
+
+
+class _Commands(click.Group):
+    """Turns errors raised on purpose into one line and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FlashtuneError as error:
+            raise click.ClickException(str(error)) from error
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from ._cli_show import own_version
+
+        click.echo(f"flashtune {own_version()}")
+        ctx.exit()
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Every command explains itself with examples: flashtune tune --help",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="And exit.")
+def main() -> None:
+    """Exact attention kernels: generated, compiled, tuned and served in your process.
+
+    \b
+    flashtune tune --gpu h100          tune a small set of problems, or predict without the GPU
+    flashtune explain --gpu h100 --seqlen 4096 --heads 16 --head-dim 128
+                                       which config attention() would run, and why
+    """
+
+
+@main.command()
+@gpu_option
+@problem_options
+@click.option("--preset", help="Named set of problems: quick, grid or llm. [default: quick, without problem flags]")
+@click.option("--budget", default="120s", show_default=True, help="Time (90s, 10m, 1h) or number of trials (200).")
+@click.option(
+    "--mode",
+    type=click.Choice(["auto", "measure", "predict"]),
+    default="auto",
+    show_default=True,
+    help="auto measures if the GPU is here and predicts otherwise; measure refuses otherwise; predict never measures.",
+)
+@click.option("--family", "families", multiple=True, help="Search only this kernel family. May be repeated.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search.")
+@database_option
+def tune(
+    gpu: str | None,
+    preset: str | None,
+    budget: str,
+    mode: str,
+    families: tuple[str, ...],
+    seed: int,
+    database: str | None,
+    **flags: Any,
+) -> None:
+    """Search the fastest configs and store them.
+
+    With the GPU at hand, candidates are checked for correctness and timed. Without it they are compiled for it and
+    ranked by a model, and nothing is called measured. Ctrl-C keeps what was found; the same command goes on later.
+
+    \b
+    Examples:
+      flashtune tune                                   the first GPU here, a small set of problems, two minutes
+      flashtune tune --gpu h200 --preset grid --budget 10m
+      flashtune tune --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --causal --budget 200
+      flashtune tune --gpu h100 --mode measure         fails where there is no H100
+    """
+    from ._cli_tune import run_tune
+
+    given = take_problem(flags)
+    if given and preset is not None:
+        raise click.UsageError("give --preset or the flags of one problem, not both")
+    run_tune(
+        gpu,
+        problem_from(given) if given else None,
+        preset or "quick",
+        budget=budget,
+        mode=mode,
+        families=families or None,
+        seed=seed,
+        database=Path(database) if database else None,
+    )
+
+
+@main.command(name="list")
+@click.option("--gpu", help="Only this GPU.")
+@database_option
+def list_(gpu: str | None, database: str | None) -> None:
+    """List the best stored config of each problem.
+
+    \b
+    Examples:
+      flashtune list
+      flashtune list --gpu h100 --db team.db
+    """
+    from ._cli_show import show_list
+
+    show_list(gpu, Path(database) if database else None)
+
+
+@main.command()
+@gpu_option
+@problem_options
+@database_option
+def explain(gpu: str | None, database: str | None, **flags: Any) -> None:
+    """Say which config attention() would run for a problem, and why.
+
+    \b
+    Examples:
+      flashtune explain --seqlen 4096 --heads 16 --head-dim 128 --causal
+      flashtune explain --gpu h100 --seqlen-q 1 --seqlen-k 8192 --heads 32 --heads-kv 8 --head-dim 128
+    """
+    from ._cli_show import show_explain
+
+    show_explain(problem_from(take_problem(flags)), gpu_from(gpu), Path(database) if database else None)
+
+
+@main.command()
+@gpu_option
+@problem_options
+@click.option("--family", help="Kernel family. [default: what attention() would use]")
+@click.option("--config", "settings", help="Parameters that differ from the family's default: block_m=64,num_warps=4")
+@click.option("--lines", is_flag=True, help="Keep the #line directives that name template files.")
+@database_option
+def source(
+    gpu: str | None, family: str | None, settings: str | None, lines: bool, database: str | None, **flags: Any
+) -> None:
+    """Print the CUDA source that is generated for a problem.
+
+    \b
+    Examples:
+      flashtune source --gpu h100 --seqlen 4096 --heads 16 --head-dim 128 > kernel.cu
+      flashtune source --gpu a100 --seqlen 512 --heads 8 --head-dim 64 --family sm80_fwd --config block_n=32
+    """
+    from ._cli_show import show_source
+
+    problem, target = problem_from(take_problem(flags)), gpu_from(gpu)
+    show_source(problem, target, family, settings, lines, Path(database) if database else None)
+
+
+@main.command()
+def info() -> None:
+    """Show versions, GPUs, paths and settings.
+
+    \b
+    Example:
+      flashtune info
+    """
+    from ._cli_show import show_info
+
+    show_info()

@@ -1,0 +1,136 @@
+"""The command line: what it prints, what it refuses, and that it stays light."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import flashtune
+from flashtune.cli import main
+
+PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
+COMMANDS = ["explain", "info", "list", "source", "tune"]
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def call(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from flashtune.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'cupy', 'optuna', 'sqlalchemy', 'torch', 'numpy', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n  {command} " in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_teaches_by_example(command: str) -> None:
+    output = call(command, "--help").output
+    assert "Example" in output
+    assert f"flashtune {command}" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", "--gpu", "h1000"], "h1000"),
+        (["tune", "--gpu", "h100", "--budget", "soon"], "soon"),
+        (["tune", "--gpu", "h100", "--preset", "huge"], "quick, grid, llm"),
+        (["tune", "--gpu", "h100", "--family", "nope"], "nope"),
+        (["tune", "--gpu", "h100", *PROBLEM, "--heads-kv", "3"], "num_heads_kv=3"),
+        (["explain", "--gpu", "h1000", *PROBLEM], "h1000"),
+        (["source", "--gpu", "h100", *PROBLEM, "--config", "block_q=3"], "block_q"),
+        (["source", "--gpu", "h100", *PROBLEM, "--config", "block_m=3"], "block_m"),
+        (["list"], "there is no tuning database"),
+        (["list", "--db", "/nowhere/at/all.db"], "/nowhere/at/all.db"),
+    ],
+    ids=lambda value: "-".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_line_and_exit_code_1(arguments: list[str], message: str, tmp_path: Path) -> None:
+    output = call(*arguments, code=1).output
+    assert output.startswith("Error: ")
+    assert message in output
+    assert output.count("\n") == 1
+    assert not (tmp_path / "tuned.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", "--preset", "quick", "--seqlen", "64"], "not both"),
+        (["tune", "--gpu", "h100", "--seqlen", "64"], "--head-dim, --heads"),
+        (["explain", "--gpu", "h100", "--heads", "4", "--head-dim", "64"], "--seqlen"),
+        (["explain", "--gpu", "h100", "--heads", "4", "--head-dim", "64", "--seqlen-q", "9"], "--seqlen-k"),
+    ],
+    ids=["preset-and-flags", "heads-missing", "seqlen-missing", "half-of-the-lengths"],
+)
+def test_misuse_says_what_is_missing_and_exits_with_2(arguments: list[str], message: str) -> None:
+    assert message in call(*arguments, code=2).output
+
+
+def test_a_text_file_as_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database\n" * 100)
+    before = path.read_bytes()
+    for arguments in (["list"], ["tune", "--gpu", "h100", *PROBLEM, "--budget", "1"]):
+        assert "notes.txt" in call(*arguments, "--db", str(path), code=1).output
+    assert path.read_bytes() == before
+
+
+def test_explain_names_level_and_evidence_without_a_gpu() -> None:
+    output = call("explain", "--gpu", "a100", *PROBLEM).output
+    assert "level" in output
+    assert "evidence" in output
+    assert "FLOP/byte" in output
+
+
+def test_source_prints_the_kernel_of_the_given_config() -> None:
+    arguments = ["source", "--gpu", "h100", *PROBLEM, "--family", "sm80_fwd", "--config", "block_n=32,num_warps=4"]
+    plain = call(*arguments).output
+    assert "kBlockN = 32" in plain
+    assert "#line" not in plain
+    assert "#line" in call(*arguments, "--lines").output
+
+
+def test_info_shows_versions_paths_and_settings(tmp_path: Path) -> None:
+    output = call("info").output
+    assert str(tmp_path / "tuned.db") in output
+    assert "FLASHTUNE_CACHE_DIR" in output
+    assert "optuna" in output
+    assert "GPUs" in output
+
+
+@pytest.mark.nvrtc
+def test_tune_then_list_then_explain_without_the_gpu(tmp_path: Path) -> None:
+    tuned = call("tune", "--gpu", "h100", "--mode", "predict", *PROBLEM, "--budget", "2", "--family", "sm80_fwd").output
+    assert "predicted, nothing was measured" in tuned
+    assert "Nothing was measured" in tuned
+    assert "2 configs compiled" in tuned
+    assert str(tmp_path / "tuned.db") in tuned
+    listed = call("list").output
+    assert "Predicted, not measured" in listed
+    assert "float16 d64 b1 s256 h4" in listed
+    explained = call("explain", "--gpu", "h100", *PROBLEM).output
+    assert "not measured" in explained

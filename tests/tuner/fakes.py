@@ -1,0 +1,130 @@
+"""A device and a compiler that are none: times and facts come from formulas, so runs are fast and repeat exactly."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.family import Family, family
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.render import Source
+from flashtune.tuned_db.store import Store
+from flashtune.tuner.budget import Budget
+from flashtune.tuner.build import Built
+from flashtune.tuner.measured import measure_problems
+from flashtune.tuner.report import Report
+from flashtune.tuner.timing import Timing
+from flashtune.tuner.trial import Evidence, Outcome
+
+GPU = gpu_by_alias("h100")
+FAMILY = family("sm80_fwd")
+
+
+def problem(seqlen: int = 1024, *, causal: bool = False, head_dim: int = 64) -> Problem:
+    return Problem(
+        dtype="float16",
+        head_dim=head_dim,
+        batch=2,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        num_heads=8,
+        num_heads_kv=8,
+        causal=causal,
+    )
+
+
+def only_sm80(_: Problem) -> Sequence[Family]:
+    return [FAMILY]
+
+
+def landscape(config: Config) -> float:
+    """Seconds: smooth in the parameters with one best region, and 4 % of ruggedness that depends on the config."""
+    values = config.to_json()
+    miss = (int(values["block_m"]) - 128) ** 2 / 128**2 + (int(values["block_n"]) - 80) ** 2 / 80**2
+    miss += 0.2 * abs(int(values["num_stages"]) - 2) + (0.0 if values["q_in_registers"] else 0.15)
+    return 1e-3 * (1 + miss) * (1 + zlib.crc32(config.key.encode()) % 100 / 2500)
+
+
+class FakeBuilder:
+    """Compiles nothing. ``facts`` may replace what is said of a source; all that was asked for is counted."""
+
+    workers = 2
+
+    def __init__(self, facts: Callable[[Source], Built] | None = None) -> None:
+        self.facts = facts or (lambda source: Built(digest=source.digest, registers=96, nvrtc="13.5"))
+        self.submitted: Counter[str] = Counter()
+
+    def submit(self, source: Source) -> Future[Built]:
+        self.submitted[source.digest] += 1
+        job: Future[Built] = Future()
+        job.set_result(self.facts(source))
+        return job
+
+    def close(self) -> None:
+        pass
+
+
+class FakeBench:
+    """Times by a formula. ``attempts`` and ``finalists`` tell what it was asked."""
+
+    evidence = Evidence(unit="GPU-fake", driver="580.1", cupy="14.0")
+
+    def __init__(
+        self,
+        seconds: Callable[[Config], float] = landscape,
+        *,
+        outcome: Callable[[Config, int], Outcome | None] = lambda config, number: None,
+        final: Callable[[Config], float] | None = None,
+        unprepared: str = "",
+    ) -> None:
+        self.seconds = seconds
+        self.outcome = outcome
+        self.final = final or seconds
+        self.unprepared = unprepared
+        self.attempts: list[tuple[Problem, Config]] = []
+        self.finalists: dict[Problem, list[Config]] = {}
+
+    def prepare(self, problem: Problem) -> str | None:
+        return self.unprepared if self.unprepared and problem.seqlen_q > 4096 else None
+
+    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+        self.attempts.append((problem, config))
+        special = self.outcome(config, len(self.attempts))
+        if special is not None:
+            return special
+        seconds = self.seconds(config)
+        timing = Timing(seconds, 0.99 * seconds, 1.01 * seconds, 20)
+        return Outcome(status="ok", stage="measure", timing=timing, max_error=1e-3, rms_error=1e-4, clock_mhz=1980.0)
+
+    def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
+        self.finalists[problem] = list(configs)
+        return {config: [self.final(config)] * 5 for config in configs}
+
+
+def run(
+    path: Path,
+    problems: Sequence[Problem],
+    trials: int,
+    *,
+    bench: FakeBench | None = None,
+    builder: FakeBuilder | None = None,
+    seed: int = 0,
+) -> Report:
+    """A measured run of ``trials`` trials into the database at ``path``."""
+    with Store.open(path) as store:
+        return measure_problems(
+            problems,
+            GPU,
+            store,
+            bench or FakeBench(),
+            builder or FakeBuilder(),
+            Budget(trials=trials),
+            seed,
+            only_sm80,
+            lambda progress: None,
+        )

@@ -1,0 +1,194 @@
+"""Measured runs on a fake device: what is asked, stored and chosen, and how a run ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, landscape, problem, run
+
+from flashtune.codegen.config import Config
+from flashtune.tuned_db.store import Store
+from flashtune.tuner.space import make_space
+from flashtune.tuner.trial import DeviceLostError, Outcome
+
+PROBLEM = problem()
+DEFAULT = FAMILY.default(PROBLEM.spec, GPU)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tuned.db"
+
+
+def stored(path: Path, **wanted: str) -> list[Config]:
+    with Store.open(path, readonly=True) as store:
+        return [each.config for each in store.measurements(problem=PROBLEM, **wanted)]
+
+
+def test_the_default_is_tried_first_and_every_outcome_is_stored(path: Path) -> None:
+    bench = FakeBench()
+    report = run(path, [PROBLEM], 12, bench=bench)
+    asked = [config for _, config in bench.attempts]
+    assert asked[0] == DEFAULT
+    assert len(set(asked)) == 12
+    assert Counter(stored(path, stage="measure")) == Counter(asked)
+    assert report.measured
+    assert report.tried == 12
+
+
+def test_what_is_reported_is_what_a_look_up_will_find(path: Path) -> None:
+    report = run(path, [PROBLEM], 30)
+    (row,) = report.rows
+    with Store.open(path, readonly=True) as store:
+        winner = store.winner(PROBLEM, GPU.key)
+    assert winner is not None
+    assert row.config == winner.config
+    assert row.ratio is not None
+    assert row.ratio < 1
+    assert row.next_ratio is not None
+    assert row.next_ratio >= 1
+
+
+def test_a_search_of_a_fifth_of_the_space_comes_within_three_percent_of_its_best(path: Path) -> None:
+    space = make_space(PROBLEM, GPU, FAMILY)
+    best = min(landscape(config) for config in space.configs)
+    (row,) = run(path, [PROBLEM], len(space) // 5).rows
+    assert row.seconds is not None
+    assert row.seconds <= 1.03 * best
+
+
+def test_running_again_repeats_nothing_and_goes_on(path: Path) -> None:
+    first, second = FakeBench(), FakeBench()
+    run(path, [PROBLEM], 10, bench=first)
+    report = run(path, [PROBLEM], 10, bench=second)
+    tried = [config for _, config in first.attempts + second.attempts]
+    assert len(tried) == len(set(tried)) == 20
+    assert report.rows[0].known == 10
+    assert report.rows[0].tried == 10
+
+
+def test_two_runs_with_one_seed_ask_the_same(tmp_path: Path) -> None:
+    benches = [FakeBench(), FakeBench()]
+    for number, bench in enumerate(benches):
+        run(tmp_path / f"{number}.db", [PROBLEM], 40, bench=bench, seed=7)
+    assert benches[0].attempts == benches[1].attempts
+
+
+def test_trials_are_shared_evenly_over_problems(path: Path) -> None:
+    problems = [problem(512), problem(1024), problem(2048, causal=True)]
+    bench = FakeBench()
+    run(path, problems, 12, bench=bench)
+    assert Counter(each for each, _ in bench.attempts) == dict.fromkeys(problems, 4)
+
+
+@pytest.mark.parametrize("status", ["wrong", "compile_error", "spills", "failed", "out_of_memory"])
+def test_a_failure_is_stored_and_never_chosen(path: Path, status: str) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        return Outcome(status=status, message="as the test wants it") if number % 2 == 0 else None
+
+    bench = FakeBench(outcome=outcome)
+    report = run(path, [PROBLEM], 10, bench=bench)
+    failed = {config for number, (_, config) in enumerate(bench.attempts, start=1) if number % 2 == 0}
+    assert set(stored(path, status=status)) == failed
+    assert report.failed == {status: 5}
+    assert report.rows[0].config not in failed
+    assert not failed & set(bench.finalists[PROBLEM])
+
+
+def test_failures_that_may_pass_are_tried_again_by_the_next_run(path: Path) -> None:
+    run(path, [PROBLEM], 1, bench=FakeBench(outcome=lambda config, number: Outcome(status="out_of_memory")))
+    again = FakeBench()
+    run(path, [PROBLEM], 1, bench=again)
+    assert again.attempts == [(PROBLEM, DEFAULT)]
+
+
+def test_nothing_correct_gives_a_row_that_says_so(path: Path) -> None:
+    report = run(path, [PROBLEM], 3, bench=FakeBench(outcome=lambda config, number: Outcome(status="wrong")))
+    assert report.rows[0].config is None
+    assert "no config was correct" in report.rows[0].why
+
+
+def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number == 5:
+            raise KeyboardInterrupt
+        return None
+
+    report = run(path, [PROBLEM], 20, bench=FakeBench(outcome=outcome))
+    assert report.interrupted
+    assert len(stored(path)) == 4
+    assert report.rows[0].config in stored(path)
+
+
+def test_a_lost_device_ends_the_run_and_its_cause_is_not_tried_again(path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number == 3:
+            raise DeviceLostError(f"{config} made the GPU context unusable")
+        return None
+
+    first, second = FakeBench(outcome=outcome), FakeBench()
+    report = run(path, [PROBLEM], 20, bench=first)
+    culprit = first.attempts[2][1]
+    assert culprit.key in report.stopped
+    assert stored(path, status="illegal_access") == [culprit]
+    assert report.rows[0].config is not None
+    run(path, [PROBLEM], 20, bench=second)
+    assert culprit not in [config for _, config in second.attempts]
+
+
+def test_finals_decide_and_hold_the_default(path: Path) -> None:
+    lucky: list[Config] = []
+
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number == 4:
+            lucky.append(config)
+        return None
+
+    def seconds(config: Config) -> float:
+        return 1e-5 if config in lucky else landscape(config)
+
+    bench = FakeBench(seconds, outcome=outcome, final=landscape)
+    report = run(path, [PROBLEM], 12, bench=bench)
+    finalists = bench.finalists[PROBLEM]
+    assert finalists[0] == DEFAULT
+    assert lucky[0] in finalists
+    assert report.rows[0].config == min(finalists, key=landscape)
+    with Store.open(path, readonly=True) as store:
+        finals = store.measurements(problem=PROBLEM, stage="final")
+    assert {each.config for each in finals} == set(finalists)
+    assert all(each.baseline_us == pytest.approx(landscape(DEFAULT) * 1e6) for each in finals)
+
+
+def test_nothing_slower_than_the_default_wins(path: Path) -> None:
+    bench = FakeBench(lambda config: 1e-3 if config == DEFAULT else 2e-3)
+    (row,) = run(path, [PROBLEM], 12, bench=bench).rows
+    assert row.config == DEFAULT
+    assert row.ratio == 1
+
+
+def test_a_problem_that_does_not_fit_is_skipped_with_its_reason(path: Path) -> None:
+    big = problem(8192)
+    bench = FakeBench(unprepared="needs 900 GB of device memory, 80 GB can be had")
+    report = run(path, [big, PROBLEM], 6, bench=bench)
+    assert report.rows[0].config is None
+    assert "900 GB" in report.rows[0].why
+    assert report.rows[1].config is not None
+
+
+def test_winners_of_a_near_problem_are_tried_right_behind_the_default(path: Path) -> None:
+    (row,) = run(path, [problem(512)], 30).rows
+    bench = FakeBench()
+    run(path, [PROBLEM], 2, bench=bench)
+    assert [config for _, config in bench.attempts] == [DEFAULT, row.config]
+
+
+def test_compiler_facts_are_stored_with_the_measurement(path: Path) -> None:
+    run(path, [PROBLEM], 1, builder=FakeBuilder())
+    with Store.open(path, readonly=True) as store:
+        row = store.measurements(problem=PROBLEM, stage="measure")[0]
+    assert (row.registers, row.spill_bytes, row.nvrtc) == (96, 0, "13.5")
+    assert (row.unit, row.driver, row.cupy, row.clock_mhz) == ("GPU-fake", "580.1", "14.0", 1980.0)
+    assert (row.gpu_key, row.gpu_name, row.seed) == (GPU.key, GPU.name, 0)
+    assert row.samples == 20

@@ -1,0 +1,233 @@
+"""Budgets, presets, spaces, the sampler, timing arithmetic and host inputs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tuner_fakes import FAMILY, GPU, landscape, problem
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.problem import Spec
+from flashtune.codegen.reference import plain_attention
+from flashtune.errors import InvalidInput
+from flashtune.tuner.budget import Budget, Meter, parse_budget
+from flashtune.tuner.inputs import from_memory, random_values, rounded, to_memory
+from flashtune.tuner.presets import preset, preset_names
+from flashtune.tuner.sample import plain, samples
+from flashtune.tuner.sampler import EXHAUSTIVE
+from flashtune.tuner.space import Space, make_space
+from flashtune.tuner.study import Search
+from flashtune.tuner.timing import paired_ratio, ratios_to, rotated, summarise
+
+SPACE = make_space(problem(), GPU, FAMILY)
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("120s", Budget(seconds=120)),
+        ("10m", Budget(seconds=600)),
+        ("1.5h", Budget(seconds=5400)),
+        (" 90 S", Budget(seconds=90)),
+        ("200", Budget(trials=200)),
+    ],
+)
+def test_budgets_are_times_or_trials(text: str, budget: Budget) -> None:
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "1.5", "10 minutes", "s", "1e3", "nan", "10mm"])
+def test_other_budgets_are_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(InvalidInput, match="120s, 10m or 1h"):
+        parse_budget(text)
+
+
+def test_a_meter_runs_from_one_to_zero() -> None:
+    now = [100.0]
+    meter = Meter(Budget(seconds=10), clock=lambda: now[0])
+    assert meter.left == 1
+    now[0] = 105.0
+    assert (meter.left, meter.elapsed, meter.spent) == (0.5, 5.0, False)
+    now[0] = 120.0
+    assert (meter.left, meter.spent) == (0.0, True)
+    counted = Meter(Budget(trials=4))
+    counted.trials = 3
+    assert counted.left == 0.25
+
+
+@pytest.mark.parametrize(("name", "count"), [("quick", 4), ("grid", 36), ("llm", 8)])
+def test_presets_hold_distinct_problems_that_the_default_gpu_serves(name: str, count: int) -> None:
+    problems = preset(name)
+    assert len(set(problems)) == count
+    assert all(FAMILY.unsupported(each.spec, gpu_by_alias("h100")) is None for each in problems)
+    assert name in preset_names()
+
+
+def test_the_grid_needs_few_specs_and_keeps_tokens_and_width() -> None:
+    problems = preset("grid")
+    assert len({each.spec for each in problems}) == 6
+    assert {each.batch * each.seqlen_q for each in problems} == {16384}
+    assert {each.num_heads * each.head_dim for each in problems} == {2048}
+
+
+def test_an_unknown_preset_lists_the_known() -> None:
+    with pytest.raises(InvalidInput, match="quick, grid, llm"):
+        preset("tiny")
+
+
+def test_a_space_holds_legal_configs_in_the_models_order() -> None:
+    assert [FAMILY.illegal(config, problem().spec, GPU) for config in SPACE.configs] == [None] * len(SPACE)
+    times = [estimate.seconds for estimate in SPACE.estimates]
+    assert times == sorted(times)
+    assert sum(SPACE.rejected.values()) > 0
+    assert len(SPACE) + sum(SPACE.rejected.values()) == math.prod(
+        len(each.choices) for each in FAMILY.config_type.parameters() if each.searched
+    )
+
+
+def test_points_lead_back_to_their_configs() -> None:
+    assert [SPACE.at(SPACE.point(config)) for config in SPACE.configs] == list(SPACE.configs)
+
+
+def test_the_nearest_config_to_a_legal_point_is_its_own_until_closed() -> None:
+    config = SPACE.configs[17]
+    assert SPACE.nearest(SPACE.point(config), set()) == config
+    neighbour = SPACE.nearest(SPACE.point(config), {config})
+    assert neighbour not in (None, config)
+    assert SPACE.nearest(SPACE.point(config), set(SPACE.configs)) is None
+
+
+def smaller(count: int) -> Space:
+    return Space(SPACE.family, SPACE.configs[:count], SPACE.estimates[:count], SPACE.rejected)
+
+
+def test_small_spaces_are_walked_in_the_models_order() -> None:
+    space = smaller(EXHAUSTIVE)
+    search = Search(space)
+    asked = []
+    while (config := search.ask()) is not None:
+        asked.append(config)
+        search.tell(config, landscape(config))
+    assert asked == list(space.configs)
+
+
+@pytest.mark.parametrize("failing", [0, 3], ids=["all-correct", "every-third-fails"])
+def test_a_search_asks_for_every_legal_config_exactly_once(failing: int) -> None:
+    space = smaller(EXHAUSTIVE + 30)
+    search = Search(space, seed=3)
+    asked: list[Config] = []
+    while (config := search.ask()) is not None:
+        asked.append(config)
+        search.tell(config, None if failing and len(asked) % failing == 0 else landscape(config))
+    assert sorted(config.key for config in asked) == sorted(config.key for config in space.configs)
+
+
+def test_several_configs_may_be_out_at_once() -> None:
+    search = Search(SPACE, seed=1)
+    out = [search.ask() for _ in range(30)]
+    assert len(set(out)) == 30
+
+
+def test_a_search_starts_with_what_it_is_told_and_leaves_out_what_is_known() -> None:
+    first = [SPACE.configs[40], SPACE.configs[9], SPACE.configs[40]]
+    known = {SPACE.configs[0]: 1e-3, SPACE.configs[1]: None, SPACE.configs[9]: 2e-3}
+    search = Search(SPACE, known=known, first=first)
+    asked = [search.ask() for _ in range(20)]
+    assert asked[0] == SPACE.configs[40]
+    assert not set(asked) & set(known)
+
+
+def test_known_times_steer_the_search() -> None:
+    """With many results known, proposals are better than the average of the space."""
+    known = {config: landscape(config) for config in SPACE.configs[::4]}
+    search = Search(SPACE, known=known, seed=5)
+    asked = [search.ask() for _ in range(24)]
+    mean = np.mean([landscape(config) for config in asked if config is not None])
+    assert mean < 0.9 * np.mean([landscape(config) for config in SPACE.configs])
+
+
+def test_searching_leaves_the_callers_log_level_alone() -> None:
+    before = optuna.logging.get_verbosity()
+    Search(SPACE).ask()
+    assert optuna.logging.get_verbosity() == before
+
+
+def test_quantiles_are_those_of_numpy() -> None:
+    times = [3e-3, 1e-3, 2e-3, 5e-3, 9e-3, 4e-3]
+    timing = summarise(times)
+    assert timing.median == pytest.approx(np.median(times))
+    assert (timing.q20, timing.q80) == pytest.approx(tuple(np.quantile(times, [0.2, 0.8])))
+    assert timing.count == 6
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1e-3])
+def test_a_time_that_is_no_time_is_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="no time"):
+        summarise([1e-3, bad])
+
+
+def test_paired_ratios_cancel_drift() -> None:
+    drift = [1.0, 1.3, 0.9, 2.0, 1.1]
+    assert paired_ratio([0.8 * each for each in drift], drift) == pytest.approx(0.8)
+    assert ratios_to({"a": [0.8 * each for each in drift], "default": drift}, "default")["default"] == 1
+
+
+def test_rotation_puts_each_first_once() -> None:
+    assert [rotated("abc", by)[0] for by in range(4)] == ["a", "b", "c", "a"]
+    assert sorted(rotated("abc", 2)) == ["a", "b", "c"]
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_bfloat16_rounds_to_the_nearest_even(value: float) -> None:
+    single = np.array([value], np.float32)
+    got = float(rounded(single, "bfloat16")[0])
+    bits = int(single.view(np.uint32)[0])
+    low = np.array([bits & 0xFFFF0000], np.uint32).view(np.float32)[0]
+    high_bits = (bits & 0xFFFF0000) + 0x10000
+    high = np.array([high_bits], np.uint32).view(np.float32)[0]
+    below, above = abs(float(single[0]) - float(low)), abs(float(high) - float(single[0]))
+    if math.isinf(float(high)):
+        return
+    if below != above:
+        assert got == float(low if below < above else high)
+    else:
+        assert got == float(low if bits >> 16 & 1 == 0 else high)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_memory_form_keeps_rounded_values(dtype: str) -> None:
+    values = from_memory(random_values(dtype, 1000, seed=1), dtype)
+    assert np.array_equal(from_memory(to_memory(values, dtype), dtype), values)
+    assert values.std() == pytest.approx(1, abs=0.1)
+    assert np.array_equal(random_values(dtype, 1000, seed=1), random_values(dtype, 2000, seed=1)[:1000])
+
+
+def test_the_plain_result_of_samples_is_that_of_the_reference_module() -> None:
+    spec = Spec(dtype="float16", head_dim=64, causal=True)
+    for sample in samples(spec):
+        halves = [each.view(np.float16) for each in (sample.q, sample.k, sample.v)]
+        expected_out, expected_lse = plain_attention(*halves, causal=True, compute_dtype=np.float32)
+        out, lse = plain(*(each.astype(np.float32) for each in halves), spec)
+        np.testing.assert_allclose(out, expected_out.astype(np.float32), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(lse, expected_lse, rtol=1e-6)
+
+
+def test_samples_reject_what_kernels_get_wrong() -> None:
+    spec = Spec(dtype="float16", head_dim=64, causal=True)
+    sample = samples(spec)[0]
+    right, _ = plain(*(from_memory(each, "float16") for each in (sample.q, sample.k, sample.v)), spec)
+    assert sample.out.judge(right)
+    for wrong in (np.zeros_like(right), np.full_like(right, np.nan)):
+        assert not sample.out.judge(wrong)
+    last_column = right.copy()
+    last_column[..., -1] = last_column[..., -2]
+    assert not sample.out.judge(last_column)
+    even_rows = right.copy()
+    even_rows[:, 1::2] = np.nan
+    assert not sample.out.judge(even_rows)

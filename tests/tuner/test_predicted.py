@@ -1,0 +1,128 @@
+"""Predicted runs: what is compiled and stored where no GPU is at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tuner_fakes import FAMILY, GPU, FakeBuilder, only_sm80, problem
+
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.render import Source
+from flashtune.tuned_db.store import Store
+from flashtune.tuner.budget import Budget
+from flashtune.tuner.build import Built
+from flashtune.tuner.predicted import COMPILED_CONFIGS, predict_problems
+from flashtune.tuner.report import Report
+from flashtune.tuner.session import tune
+
+PROBLEM = problem()
+
+
+def predict_into(path: Path, problems: list[Problem], budget: Budget, builder: FakeBuilder | None = None) -> Report:
+    with Store.open(path) as store:
+        return predict_problems(
+            problems, GPU, store, builder or FakeBuilder(), budget, only_sm80, lambda progress: None, note="not here"
+        )
+
+
+def test_predictions_are_ranked_and_nothing_is_called_measured(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.db"
+    report = predict_into(path, [PROBLEM], Budget(trials=8))
+    with Store.open(path, readonly=True) as store:
+        found = store.predictions(problem=PROBLEM, gpu_key=GPU.key)
+        assert store.measurements() == []
+    assert [each.rank for each in found] == list(range(1, 9))
+    assert [each.predicted_us for each in found] == sorted(each.predicted_us for each in found)
+    assert FAMILY.default(PROBLEM.spec, GPU) in [each.config for each in found]
+    assert not report.measured
+    assert report.note == "not here"
+    assert report.rows[0].config == found[0].config
+    assert report.rows[0].tried == 8
+
+
+def test_problems_of_one_spec_share_compiles(tmp_path: Path) -> None:
+    builder = FakeBuilder()
+    report = predict_into(tmp_path / "tuned.db", [problem(512), problem(4096)], Budget(trials=6), builder)
+    assert len(builder.submitted) == 6
+    assert set(builder.submitted.values()) == {1}
+    assert all(row.config is not None for row in report.rows)
+
+
+def test_specs_take_turns(tmp_path: Path) -> None:
+    problems = [problem(), problem(causal=True), problem(head_dim=128)]
+    report = predict_into(tmp_path / "tuned.db", problems, Budget(trials=9))
+    assert [row.tried for row in report.rows] == [3, 3, 3]
+
+
+def test_no_more_is_compiled_than_is_worth_it(tmp_path: Path) -> None:
+    builder = FakeBuilder()
+    predict_into(tmp_path / "tuned.db", [PROBLEM], Budget(trials=10_000), builder)
+    assert len(builder.submitted) == COMPILED_CONFIGS
+
+
+@pytest.mark.parametrize(
+    ("built", "status"),
+    [
+        (Built(digest="0" * 64, error="NVRTC refused it"), "compile_error"),
+        (Built(digest="0" * 64, registers=255, spill_bytes=4000), "spills"),
+        (Built(digest="0" * 64, registers=96, static_shared_bytes=10**6), "spills"),
+    ],
+    ids=["refused", "spilled", "too-much-shared-memory"],
+)
+def test_what_the_compiler_rules_out_is_counted_and_not_predicted(tmp_path: Path, built: Built, status: str) -> None:
+    path = tmp_path / "tuned.db"
+    report = predict_into(path, [PROBLEM], Budget(trials=4), FakeBuilder(lambda source: built))
+    assert report.failed == {status: 4}
+    assert report.rows[0].config is None
+    with Store.open(path, readonly=True) as store:
+        assert store.predictions() == []
+
+
+def test_ctrl_c_stores_a_ranking_of_what_was_compiled(tmp_path: Path) -> None:
+    def facts(source: Source) -> Built:
+        if len(builder.submitted) == 4:
+            raise KeyboardInterrupt
+        return Built(digest=source.digest, registers=96)
+
+    builder = FakeBuilder(facts)
+    path = tmp_path / "tuned.db"
+    report = predict_into(path, [PROBLEM], Budget(trials=20), builder)
+    assert report.interrupted
+    assert report.rows[0].config is not None
+    with Store.open(path, readonly=True) as store:
+        assert 0 < len(store.predictions(problem=PROBLEM)) < 4
+
+
+def test_registers_of_the_compiler_change_the_ranking(tmp_path: Path) -> None:
+    """All configs get so many registers that fewer blocks fit: predicted times can only grow."""
+    few = predict_into(tmp_path / "a.db", [problem(8192)], Budget(trials=8))
+    many = predict_into(
+        tmp_path / "b.db",
+        [problem(8192)],
+        Budget(trials=8),
+        FakeBuilder(lambda source: Built(digest=source.digest, registers=250)),
+    )
+    assert few.rows[0].seconds is not None
+    assert many.rows[0].seconds is not None
+    assert many.rows[0].seconds > few.rows[0].seconds
+
+
+@pytest.mark.nvrtc
+def test_one_small_problem_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "tuned.db"
+    small = problem(256, head_dim=32)
+    texts: list[str] = []
+    report = tune(
+        [small], "a100", mode="predict", database=path, budget="3", families=["sm80_fwd"],
+        progress=lambda each: texts.append(each.text),
+    )  # fmt: skip
+    assert not report.measured
+    with Store.open(path, readonly=True) as store:
+        found = store.predictions(problem=small)
+    assert len(found) + sum(report.failed.values()) == 3
+    assert report.rows[0].config == found[0].config
+    assert all(each.nvrtc and each.registers for each in found)
+    assert sum("compiled" in text for text in texts) == 3
+    assert len(list((tmp_path / "cache" / "cubins").glob("*.cubin"))) == 3

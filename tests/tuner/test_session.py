@@ -1,0 +1,87 @@
+"""Which GPU a run is for, and that refused runs touch nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tuner_fakes import problem
+
+from flashtune.codegen.gpu import Gpu, gpu_by_alias
+from flashtune.errors import FlashtuneError, InvalidInput, NoGpu, UnknownGpu, UnsupportedProblem
+from flashtune.tuner import session
+from flashtune.tuner.session import locate, tune
+
+A100, H100 = gpu_by_alias("a100"), gpu_by_alias("h100")
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
+    """The GPUs of this machine, as the test fills it."""
+    found: list[Gpu] = []
+    monkeypatch.setattr(session, "visible_gpus", lambda: found)
+    monkeypatch.setattr(session, "missing_device", lambda: NoGpu("No CUDA device can be used: no driver"))
+    return found
+
+
+@pytest.mark.parametrize("mode", ["auto", "measure"])
+def test_the_device_that_is_the_asked_gpu_measures(devices: list[Gpu], mode: str) -> None:
+    devices += [A100, H100]
+    assert locate("h100", mode)[:2] == (H100, 1)
+
+
+def test_without_a_name_the_first_device_is_meant(devices: list[Gpu]) -> None:
+    devices += [A100, H100]
+    assert locate(None, "auto")[:2] == (A100, 0)
+
+
+@pytest.mark.parametrize("found", [[], [A100]], ids=["none", "another"])
+def test_another_gpu_is_predicted_for_and_the_reason_lists_what_is_here(devices: list[Gpu], found: list[Gpu]) -> None:
+    devices += found
+    target, index, reason = locate("h100", "auto")
+    assert (target, index) == (H100, None)
+    assert (A100.name if found else "no driver") in reason
+
+
+def test_asked_to_predict_a_device_at_hand_is_not_used(devices: list[Gpu]) -> None:
+    devices += [H100]
+    assert locate("h100", "predict")[:2] == (H100, None)
+
+
+@pytest.mark.parametrize("found", [[], [A100]], ids=["none", "another"])
+def test_measure_mode_refuses_lists_the_gpus_and_makes_no_database(
+    devices: list[Gpu], found: list[Gpu], tmp_path: Path
+) -> None:
+    devices += found
+    path = tmp_path / "tuned.db"
+    with pytest.raises(NoGpu, match=A100.name if found else "none"):
+        tune([problem()], "h100", mode="measure", database=path)
+    assert not path.exists()
+
+
+def test_no_name_and_no_device_is_one_clear_error(devices: list[Gpu]) -> None:
+    with pytest.raises(NoGpu, match="Name a GPU to predict for"):
+        locate(None, "auto")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"gpu": "h1000"}, UnknownGpu, "h1000"),
+        ({"mode": "guess"}, InvalidInput, "auto, measure, predict"),
+        ({"budget": "soon"}, InvalidInput, "soon"),
+        ({"problems": []}, InvalidInput, "no problem"),
+        ({"families": ["sm12_fwd"]}, InvalidInput, "sm12_fwd"),
+        ({"gpu": "t4", "families": ["sm80_fwd"]}, UnsupportedProblem, "7.5"),
+    ],
+    ids=["gpu", "mode", "budget", "problems", "family", "family-on-old-gpu"],
+)
+def test_bad_input_is_refused_before_the_database_is_made(
+    devices: list[Gpu], tmp_path: Path, changes: dict[str, Any], error: type[FlashtuneError], message: str
+) -> None:
+    path = tmp_path / "tuned.db"
+    arguments: dict[str, Any] = {"problems": [problem()], "gpu": "h100", "database": path, **changes}
+    with pytest.raises(error, match=message):
+        tune(**arguments)
+    assert not path.exists()

@@ -1,0 +1,1 @@
+"""Searches configs on the GPU at hand, or predicts them for one that is not. The only importer of Optuna."""

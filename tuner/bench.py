@@ -1,0 +1,305 @@
+"""The device side of a trial: checks a compiled config on samples and on the full problem, then times it.
+
+Correctness comes first, in two parts. The samples (`sample`) are checked in full on the host by the project's tolerance
+rule: small, ragged, the same code. The problem itself is checked on the device (`compare`): every element of the
+poisoned output must have been written, and its last part, the end of the address range, must agree with fma_fwd in
+float64. A config that fails either is never timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+from cupy.cuda.memory import OutOfMemoryError
+from cupy_backends.cuda.api import driver
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.device import device_facts
+from flashtune.codegen.family import family
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.launch import BoundPlan, DeviceGuard, load
+from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
+from flashtune.errors import LaunchError
+
+from .build import Built
+from .compare import Comparer
+from .inputs import from_memory
+from .measure import Timer, clock_mhz
+from .memory import POISON, Arena, contiguous, download, elements, free_bytes, skew, upload
+from .sample import Sample, samples
+from .trial import DeviceLostError, Evidence, Outcome, judge_resources
+
+REFERENCE_ELEMENTS = 2**22
+"""Output elements, from the end of a problem, that are compared with the float64 reference: 32 MiB of it."""
+GUARD_BYTES = 4096
+"""Poisoned bytes around the output of a sample, which must stay as they are."""
+SPARE_BYTES = 256 * 2**20
+"""Device memory left to others."""
+INPUT_SEEDS = {"q": 11, "k": 12, "v": 13}
+
+_CUDA_ERRORS = (LaunchError, runtime.CUDARuntimeError, driver.CUDADriverError)
+
+
+class DeviceBench:
+    """Tries configs on CUDA device ``index``, which is ``gpu``."""
+
+    def __init__(self, index: int, gpu: Gpu) -> None:
+        self.index = index
+        self.gpu = gpu
+        facts = device_facts(index)
+        self.evidence = Evidence(unit=facts.uuid, driver=facts.driver, cupy=cupy.__version__)
+        with DeviceGuard(index):
+            self._arena = Arena()
+            self._timer = Timer(gpu.l2_bytes)
+        self._stream = self._timer.stream
+        self._comparers: dict[tuple[str, int], Comparer] = {}
+        self._prepared: dict[Problem, str | None] = {}
+        self._sampled: dict[tuple[str, Spec], Outcome] = {}
+        self._bound: dict[tuple[Problem, Config], BoundPlan] = {}
+        self._warm = False
+
+    def prepare(self, problem: Problem) -> str | None:
+        if problem not in self._prepared:
+            with DeviceGuard(self.index):
+                try:
+                    self._prepared[problem] = self._prepare(problem)
+                except OutOfMemoryError as error:
+                    self._prepared[problem] = f"not enough device memory: {error}"
+        return self._prepared[problem]
+
+    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+        if judged := judge_resources(problem, config, self.gpu, built):
+            return judged
+        with DeviceGuard(self.index):
+            try:
+                outcome = self._attempt(problem, config, built, best)
+                self._bound.pop((problem, config), None)  # thousands of loaded modules would take memory
+                return outcome
+            except OutOfMemoryError as error:
+                return Outcome(status="out_of_memory", message=str(error))
+            except _CUDA_ERRORS as error:
+                self._require_usable(config, problem, error)
+                return Outcome(status="failed", message=str(error))
+
+    def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
+        with DeviceGuard(self.index):
+            try:
+                launches = {config: self._launcher(problem, config) for config in configs}
+                return self._timer.interleaved(launches, seconds)
+            except _CUDA_ERRORS as error:
+                self._require_usable(configs[0], problem, error)
+                raise
+
+    def _attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+        verdict = self._check_samples(problem.spec, config, built.digest)
+        if verdict.status != "ok":
+            return verdict
+        difference = self._check_full(problem, config)
+        if difference:
+            return dataclasses.replace(verdict, status="wrong", message=difference)
+        launch = self._launcher(problem, config)
+        if not self._warm:
+            self._timer.settle(launch)
+            self._warm = True
+        timing, measured = self._timer.measure(launch, best)
+        clock = clock_mhz(self.evidence.unit)
+        return dataclasses.replace(verdict, stage="measure" if measured else "screen", timing=timing, clock_mhz=clock)
+
+    # Correctness on samples
+
+    def _check_samples(self, spec: Spec, config: Config, digest: str) -> Outcome:
+        """Errors over all samples, or the first failure. The same code is checked once."""
+        key = digest, spec
+        if key not in self._sampled:
+            outcomes = [self._check_sample(sample, config) for sample in samples(spec)]
+            wrong = next((each for each in outcomes if each.status != "ok"), None)
+            self._sampled[key] = wrong or Outcome(
+                status="ok",
+                max_error=max(each.max_error or 0.0 for each in outcomes),
+                rms_error=max(each.rms_error or 0.0 for each in outcomes),
+            )
+        return self._sampled[key]
+
+    def _check_sample(self, sample: Sample, config: Config) -> Outcome:
+        problem, arena = sample.problem, self._arena
+        count_q, _, count_lse = elements(problem)
+        offset = skew(problem)
+        host = {"q": sample.q, "k": sample.k, "v": sample.v}
+        addresses = {
+            name: arena.address(f"sample-{name}", values.nbytes + offset) + offset for name, values in host.items()
+        }
+        q, k, v = addresses["q"], addresses["k"], addresses["v"]
+        for name, values in host.items():
+            upload(addresses[name], values)
+
+        out_bytes = count_q * ITEM_BYTES[problem.spec.output]
+        region = np.empty(2 * GUARD_BYTES + offset + out_bytes, np.uint8)
+        region_address = arena.address("sample-out", region.nbytes)
+        lse = np.empty((problem.batch, problem.num_heads, problem.seqlen_q), np.float32)
+        lse_address = arena.address("sample-lse", count_lse * 4)
+        bound = self._bind(problem, config)
+        results = []
+        for _ in range(2):  # equal inputs must give equal bits: a race may show
+            runtime.memsetAsync(region_address, POISON, region.nbytes, self._stream)
+            runtime.memsetAsync(lse_address, POISON, lse.nbytes, self._stream)
+            out_address = region_address + GUARD_BYTES + offset
+            bound.launch(q, k, v, out_address, lse_address, self._stream)
+            runtime.streamSynchronize(self._stream)
+            download(region_address, region)
+            download(lse_address, lse)
+            results.append((region.copy(), lse.copy()))
+
+        begin = GUARD_BYTES + offset
+        guards = np.concatenate([region[:begin], region[begin + out_bytes :]])
+        if (guards != POISON).any():
+            return _wrong("wrote outside its output")
+        for name, values in host.items():
+            after = np.empty_like(values)
+            download(addresses[name], after)
+            if not np.array_equal(after, values):
+                return _wrong(f"changed its input {name}")
+        if any(not np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(*results, strict=True)):
+            return _wrong("two launches with equal inputs differ")
+        shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
+        raw = np.ascontiguousarray(region[begin : begin + out_bytes])
+        ours = from_memory(raw, problem.spec.output).reshape(shape)
+        for what, verdict in (("out", sample.out.judge(ours)), ("LSE", sample.lse.judge(lse))):
+            if not verdict:
+                return _wrong(f"{problem}: {what} {verdict}", verdict.max_error, verdict.rms_error)
+        judged = sample.out.judge(ours)
+        return Outcome(status="ok", max_error=judged.max_error, rms_error=judged.rms_error)
+
+    # Correctness of the full problem
+
+    def _check_full(self, problem: Problem, config: Config) -> str:
+        """What is wrong with the full-size result; empty if nothing is."""
+        arena = self._arena
+        count_q, _, count_lse = elements(problem)
+        item = ITEM_BYTES[problem.spec.output]
+        out = arena.address("out", count_q * item + skew(problem)) + skew(problem)
+        lse = arena.address("lse", count_lse * 4)
+        runtime.memsetAsync(out, POISON, count_q * item, self._stream)
+        runtime.memsetAsync(lse, POISON, count_lse * 4, self._stream)
+        self._launcher(problem, config)()
+        part = last_part(problem)
+        reference, reference_lse = self._reference_addresses(problem)
+        rows_head = problem.batch * problem.seqlen_q * problem.num_heads
+        compared = part.batch * part.seqlen_q * part.num_heads
+        # The LSE is (batch, heads, seqlen_q): the last batch entries are its end, the last rows the end of each head.
+        lse_begin = lse + (problem.batch - part.batch) * problem.num_heads * problem.seqlen_q * 4
+        difference = self._comparer(problem.spec).compare(
+            arena,
+            out=out,
+            reference=reference,
+            lse=lse_begin,
+            reference_lse=reference_lse,
+            total_rows=rows_head,
+            first_row=rows_head - compared,
+            lse_count=compared,
+            lse_length=part.seqlen_q,
+            lse_stride=problem.seqlen_q,
+            stream=self._stream,
+        )
+        if difference.ok:
+            return ""
+        return (
+            f"{problem}: {difference.bad_rows} of {rows_head} rows and {difference.bad_lse} of {compared} LSE values "
+            f"are not right, the largest relative error of a row is {difference.worst:.3g}"
+        )
+
+    def _prepare(self, problem: Problem) -> str | None:
+        count_q, count_k, count_lse = elements(problem)
+        part = last_part(problem)
+        part_q, _, part_lse = elements(part)
+        item = ITEM_BYTES[problem.dtype]
+        need = (2 * count_q + 2 * count_k) * item + count_lse * 4 + (part_q + part_lse) * 8 + SPARE_BYTES
+        have = free_bytes() + self._arena.reusable_bytes
+        if need > have:
+            return f"needs {need / 1e9:.1f} GB of device memory, {have / 1e9:.1f} GB can be had"
+        self._arena.address("out", count_q * item + skew(problem))
+        self._arena.address("lse", count_lse * 4)
+        reference, reference_lse = self._reference_addresses(problem)
+        exact = dataclasses.replace(part, out_dtype="float64")
+        fallback = family("fma_fwd")
+        default = fallback.default(exact.spec, self.gpu)
+        config = fallback.config_type.from_json({**default.to_json(), "accumulate": "float64"})
+        q, k, v = self._inputs(problem)
+        skipped = problem.batch - part.batch
+        q += (count_q - part_q) * item
+        k += skipped * (count_k // problem.batch) * item
+        v += skipped * (count_k // problem.batch) * item
+        bound = load(fallback.plan(exact, config, self.gpu), self.index).bind(contiguous(exact), problem.default_scale)
+        bound.launch(q, k, v, reference, reference_lse, self._stream)
+        runtime.streamSynchronize(self._stream)
+        return None
+
+    def _reference_addresses(self, problem: Problem) -> tuple[int, int]:
+        part_q, _, part_lse = elements(last_part(problem))
+        key = problem.key
+        return (
+            self._arena.address(f"reference-{key}", part_q * 8),
+            self._arena.address(f"reference-lse-{key}", part_lse * 8),
+        )
+
+    # Launching
+
+    def _inputs(self, problem: Problem) -> tuple[int, int, int]:
+        """Addresses of q, k, v, which all problems of a dtype share."""
+        count_q, count_k, _ = elements(problem)
+        offset = skew(problem)
+        spare = offset // ITEM_BYTES[problem.dtype]
+        q, k, v = (
+            self._arena.random(name, problem.dtype, count + spare, INPUT_SEEDS[name]) + offset
+            for name, count in (("q", count_q), ("k", count_k), ("v", count_k))
+        )
+        return q, k, v
+
+    def _launcher(self, problem: Problem, config: Config) -> Any:
+        key = problem, config
+        if key not in self._bound:
+            self._bound[key] = self._bind(problem, config)
+        bound = self._bound[key]
+        offset = skew(problem)
+        count_q, _, count_lse = elements(problem)
+        q, k, v = self._inputs(problem)
+        out = self._arena.address("out", count_q * ITEM_BYTES[problem.spec.output] + offset) + offset
+        lse = self._arena.address("lse", count_lse * 4)
+        return lambda: bound.launch(q, k, v, out, lse, self._stream)
+
+    def _bind(self, problem: Problem, config: Config) -> BoundPlan:
+        plan = family(config.family).plan(problem, config, self.gpu)
+        return load(plan, self.index).bind(contiguous(problem), problem.default_scale)
+
+    def _comparer(self, spec: Spec) -> Comparer:
+        key = spec.output, spec.head_dim
+        if key not in self._comparers:
+            self._comparers[key] = Comparer(spec, self.gpu)
+        return self._comparers[key]
+
+    def _require_usable(self, config: Config, problem: Problem, error: Exception) -> None:
+        """Raises :class:`DeviceLostError` if the context does not outlive ``error``."""
+        try:
+            runtime.deviceSynchronize()
+        except runtime.CUDARuntimeError as sticky:
+            raise DeviceLostError(f"{config} made the GPU context unusable on {problem}: {sticky}") from error
+
+
+def last_part(problem: Problem) -> Problem:
+    """The end of ``problem`` that is compared with the reference: whole batch entries, or the last rows of the last.
+
+    Its queries and output are the end of those of ``problem``; with causal aligned bottom-right its mask is the same.
+    """
+    entry = problem.seqlen_q * problem.num_heads * problem.head_dim
+    if entry <= REFERENCE_ELEMENTS:
+        return dataclasses.replace(problem, batch=min(problem.batch, REFERENCE_ELEMENTS // entry))
+    rows = max(1, REFERENCE_ELEMENTS // (problem.num_heads * problem.head_dim))
+    return dataclasses.replace(problem, batch=1, seqlen_q=min(rows, problem.seqlen_q))
+
+
+def _wrong(message: str, max_error: float | None = None, rms_error: float | None = None) -> Outcome:
+    return Outcome(status="wrong", message=message, max_error=max_error, rms_error=rms_error)

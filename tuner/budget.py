@@ -1,0 +1,62 @@
+"""How long a tuning run may go on: an amount of time or of trials."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flashtune.errors import InvalidInput
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Exactly one of ``seconds`` and ``trials`` is set."""
+
+    seconds: float | None = None
+    trials: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.trials} trials" if self.trials is not None else f"{self.seconds:g} s"
+
+
+def parse_budget(text: str) -> Budget:
+    """``120s``, ``10m``, ``1.5h`` are times; a bare whole number such as ``200`` counts trials."""
+    match = _FORM.fullmatch(text.strip().lower())
+    if match is not None:
+        amount, unit = float(match[1]), match[2]
+        if unit and amount > 0:
+            return Budget(seconds=amount * _UNITS[unit])
+        if not unit and amount.is_integer() and amount > 0:
+            return Budget(trials=int(amount))
+    raise InvalidInput(f"budget={text[:40]!r} is not a time such as 120s, 10m or 1h, nor a count of trials such as 200")
+
+
+class Meter:
+    """Counts what a run has used of its budget. ``clock`` gives seconds and can be replaced in tests."""
+
+    def __init__(self, budget: Budget, clock: Callable[[], float] = time.monotonic) -> None:
+        self.budget = budget
+        self.clock = clock
+        self.trials = 0
+        self._start = clock()
+
+    @property
+    def elapsed(self) -> float:
+        return self.clock() - self._start
+
+    @property
+    def left(self) -> float:
+        """Part of the budget that is left, from 1 to 0."""
+        if self.budget.trials is not None:
+            return max(0.0, 1 - self.trials / self.budget.trials)
+        assert self.budget.seconds is not None
+        return max(0.0, 1 - self.elapsed / self.budget.seconds)
+
+    @property
+    def spent(self) -> bool:
+        return self.left <= 0

@@ -1,0 +1,109 @@
+"""Compiles ahead in processes: NVRTC serialises threads. Workers make no CUDA context and fill the disk cache."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Protocol
+
+from flashtune.codegen.cache import compiled
+from flashtune.codegen.render import Source
+from flashtune.errors import CompileError, FlashtuneError
+
+MAX_WORKERS = 16
+"""Each takes a few hundred MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """Facts of one compiled source; the cubin is in the disk cache. ``error`` is empty where it compiled."""
+
+    digest: str
+    registers: int = 0
+    spill_bytes: int = 0
+    static_shared_bytes: int = 0
+    nvrtc: str = ""
+    error: str = ""
+
+
+class Builder(Protocol):
+    """What a session needs to compile."""
+
+    workers: int
+
+    def submit(self, source: Source) -> Future[Built]:
+        """Compiles ``source``; equal sources share one job."""
+
+    def close(self) -> None:
+        """Drops jobs that have not begun."""
+
+
+class ProcessBuilder:
+    """Compiles for ``arch`` in up to ``workers`` processes."""
+
+    def __init__(self, arch: str, workers: int) -> None:
+        self.arch = arch
+        self.workers = min(workers, MAX_WORKERS)
+        self._jobs: dict[str, Future[Built]] = {}
+        self._pool = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_ignore_interrupt)
+
+    def submit(self, source: Source) -> Future[Built]:
+        if source.digest not in self._jobs:
+            try:
+                self._jobs[source.digest] = self._pool.submit(build, source, self.arch)
+            except BrokenProcessPool as error:
+                raise _broken() from error
+        return self._jobs[source.digest]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def build(source: Source, arch: str) -> Built:
+    """Compiles, or finds in the disk cache. A source that NVRTC refuses is a result, not an exception."""
+    try:
+        found = compiled(source, arch)
+    except CompileError as error:
+        return Built(digest=source.digest, error=str(error))
+    return Built(
+        digest=source.digest,
+        registers=found.registers,
+        spill_bytes=found.spill_bytes,
+        static_shared_bytes=found.static_shared_bytes,
+        nvrtc=found.nvrtc,
+    )
+
+
+def result(job: Future[Built]) -> Built:
+    """The result of a job, waiting for it."""
+    try:
+        return job.result()
+    except BrokenProcessPool as error:
+        raise _broken() from error
+
+
+def wait_for_any(jobs: Iterable[Future[Built]], seconds: float | None = None) -> None:
+    """Returns when one of ``jobs`` is done, or after ``seconds``."""
+    wait(set(jobs), timeout=seconds, return_when=FIRST_COMPLETED)
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ignore_interrupt() -> None:
+    """Ctrl-C is for the session, which then closes the pool."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _broken() -> FlashtuneError:
+    return FlashtuneError(
+        "a compile worker died: most often the machine is short of memory, or a script that calls tune() lacks "
+        "`if __name__ == '__main__':` around it, which processes started by spawn need"
+    )

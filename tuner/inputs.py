@@ -1,0 +1,44 @@
+"""Random inputs, made on the host, and 16-bit floats as bits: a lean install has neither cuRAND nor ml_dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashtune.errors import InvalidInput
+
+Array = NDArray[Any]
+
+
+def random_values(dtype: str, count: int, seed: int) -> Array:
+    """``count`` normal random numbers as they lie in memory: see :func:`to_memory`."""
+    return to_memory(np.random.default_rng(seed).standard_normal(count, dtype=np.float32), dtype)
+
+
+def to_memory(values: Array, dtype: str) -> Array:
+    """float32 ``values`` rounded to ``dtype``; 16-bit floats come as uint16 bits."""
+    if dtype == "float32":
+        return np.ascontiguousarray(values, np.float32)
+    if dtype == "float16":
+        return values.astype(np.float16).view(np.uint16)
+    if dtype == "bfloat16":
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
+        return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+    raise InvalidInput(f"dtype={dtype[:40]!r} has no random inputs. Known: float16, bfloat16, float32")
+
+
+def from_memory(values: Array, dtype: str) -> Array:
+    """The float32 (float64 for float64) numbers behind what :func:`to_memory` gives, or a kernel wrote."""
+    if dtype == "float16":
+        return values.view(np.float16).astype(np.float32)
+    if dtype == "bfloat16":
+        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return values.view(dtype)
+
+
+def rounded(values: Array, dtype: str) -> Array:
+    """float32 ``values`` rounded to ``dtype``, still as float32."""
+    return from_memory(to_memory(values, dtype), dtype)

@@ -1,0 +1,123 @@
+"""Times launches on a device: cold L2, no host time, warm clocks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import cupy
+from cupy.cuda import runtime
+
+from .timing import Timing, rotated, summarise
+
+Launch = Callable[[], None]
+K = TypeVar("K")
+
+SCREEN_LAUNCHES = 3
+SLOWER = 1.5
+"""A config that is this much slower than the best so far is not measured further."""
+HOPELESS = 4.0
+"""One whose first launch is this much slower is not even screened."""
+MEASURE_SECONDS = 0.025
+"""GPU time for the launches of a measurement, flushes not counted."""
+MIN_LAUNCHES, MAX_LAUNCHES = 5, 40
+LONG_SECONDS = 0.3
+"""Launches that take longer are repeated once only."""
+ROUND_LAUNCHES = 3
+"""Launches per config and round in finals."""
+MIN_ROUNDS, MAX_ROUNDS = 5, 25
+MIN_FLUSH_BYTES = 32 * 2**20
+STEADY = 0.01
+"""Warm-up ends when three windows agree within this."""
+WINDOW_SECONDS, WARM_SECONDS = 0.05, 1.5
+QUEUE = 32
+"""Launches queued at once: far below the depth at which the driver blocks the host."""
+
+
+class Timer:
+    """Times launches on a stream of its own. The device must be current at every call.
+
+    Before each timed launch a memset of twice the L2 cache evicts the inputs. Everything is queued at once behind two
+    such memsets, and each takes the GPU longer than the host needs for the next one: events never wait for the host.
+    """
+
+    def __init__(self, l2_bytes: int) -> None:
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream: int = self._stream.ptr
+        self._flush_bytes = max(2 * l2_bytes, MIN_FLUSH_BYTES)
+        self._flush = cupy.cuda.alloc(self._flush_bytes)
+        self._events = [(runtime.eventCreate(), runtime.eventCreate()) for _ in range(QUEUE)]
+
+    def seconds(self, launch: Launch, count: int) -> list[float]:
+        """Seconds of each of ``count`` launches."""
+        times: list[float] = []
+        while len(times) < count:
+            events = self._events[: count - len(times)]
+            self._clear()
+            for start, end in events:
+                self._clear()
+                runtime.eventRecord(start, self.stream)
+                launch()
+                runtime.eventRecord(end, self.stream)
+            runtime.streamSynchronize(self.stream)
+            times += [runtime.eventElapsedTime(start, end) / 1e3 for start, end in events]
+        return times
+
+    def measure(self, launch: Launch, best: float | None) -> tuple[Timing, bool]:
+        """Median and spread; False with a rough time if the config is much slower than ``best`` seconds."""
+        warm_up = self.seconds(launch, 1)
+        if best is not None and warm_up[0] > HOPELESS * best:
+            return summarise(warm_up), False
+        first = self.seconds(launch, SCREEN_LAUNCHES)
+        rough = min(first)
+        if best is not None and rough > SLOWER * best:
+            return summarise(first), False
+        if rough > LONG_SECONDS:
+            return summarise(first), True
+        count = min(MAX_LAUNCHES, max(MIN_LAUNCHES, math.ceil(MEASURE_SECONDS / max(rough, 1e-9))))
+        return summarise(self.seconds(launch, count)), True
+
+    def settle(self, launch: Launch) -> None:
+        """Runs ``launch`` until clocks and temperature have left their idle state."""
+        started = time.monotonic()
+        one = max(min(self.seconds(launch, SCREEN_LAUNCHES)), 1e-6)
+        count = max(3, min(200, round(WINDOW_SECONDS / one)))
+        windows: list[float] = []
+        while time.monotonic() - started < WARM_SECONDS:
+            windows.append(summarise(self.seconds(launch, count)).median)
+            last = windows[-3:]
+            if len(last) == 3 and max(last) - min(last) < STEADY * max(last):
+                return
+
+    def interleaved(self, launches: Mapping[K, Launch], seconds: float) -> dict[K, list[float]]:
+        """Medians of each by round. All take part in each round, from a rotating start, for about ``seconds``."""
+        rounds: dict[K, list[float]] = {each: [] for each in launches}
+        started = time.monotonic()
+        for number in range(MAX_ROUNDS):
+            for each in rotated(list(launches), number):
+                rounds[each].append(summarise(self.seconds(launches[each], ROUND_LAUNCHES)).median)
+            if number + 1 >= MIN_ROUNDS and time.monotonic() - started > seconds:
+                break
+        return rounds
+
+    def _clear(self) -> None:
+        runtime.memsetAsync(self._flush.ptr, 0, self._flush_bytes, self.stream)
+
+
+def clock_mhz(unit: str) -> float | None:
+    """SM clock now, by nvidia-ml-py; None where that is not installed or may not answer. ``unit``: the card's UUID."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    nvml: Any = pynvml
+    try:
+        nvml.nvmlInit()
+        try:
+            return float(nvml.nvmlDeviceGetClockInfo(nvml.nvmlDeviceGetHandleByUUID(unit), nvml.NVML_CLOCK_SM))
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return None

@@ -1,0 +1,73 @@
+"""Named sets of problems to tune."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from flashtune.codegen.problem import Problem
+from flashtune.errors import InvalidInput
+
+MODEL_WIDTH = 2048
+"""num_heads * head_dim of the grid."""
+TOKENS = 16384
+"""batch * seqlen of the grid."""
+
+
+def _square(
+    batch: int, seqlen: int, heads: int, head_dim: int, *, heads_kv: int | None = None, causal: bool = False
+) -> Problem:
+    return Problem(
+        dtype="bfloat16",
+        head_dim=head_dim,
+        batch=batch,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        num_heads=heads,
+        num_heads_kv=heads_kv or heads,
+        causal=causal,
+    )
+
+
+def _quick() -> list[Problem]:
+    return [
+        _square(4, 4096, 16, 128, causal=True),
+        _square(4, 4096, 16, 128),
+        _square(4, 4096, 32, 64, causal=True),
+        _square(32, 512, 32, 64),
+    ]
+
+
+def _grid() -> list[Problem]:
+    return [
+        _square(TOKENS // seqlen, seqlen, MODEL_WIDTH // head_dim, head_dim, causal=causal)
+        for head_dim in (64, 128, 256)
+        for causal in (False, True)
+        for seqlen in (512, 1024, 2048, 4096, 8192, 16384)
+    ]
+
+
+def _llm() -> list[Problem]:
+    return [
+        _square(batch, seqlen, heads, 128, heads_kv=heads_kv, causal=True)
+        for heads, heads_kv in ((32, 8), (64, 8))
+        for batch, seqlen in ((16, 512), (4, 2048), (1, 8192), (1, 32768))
+    ]
+
+
+_PRESETS: dict[str, tuple[str, Callable[[], list[Problem]]]] = {
+    "quick": ("4 common problems in bfloat16, head_dim 64 and 128", _quick),
+    "grid": ("36 problems: head_dim 64, 128, 256; causal or not; 512 to 16384 tokens, 16384 in all", _grid),
+    "llm": ("8 causal prefills with grouped heads (32/8 and 64/8), head_dim 128, 512 to 32768 tokens", _llm),
+}
+
+
+def preset_names() -> dict[str, str]:
+    """Preset names with one line about each."""
+    return {name: text for name, (text, _) in _PRESETS.items()}
+
+
+def preset(name: str) -> list[Problem]:
+    """The problems of preset ``name``."""
+    if name not in _PRESETS:
+        raise InvalidInput(f"preset {name[:40]!r} is not known. Known: {', '.join(_PRESETS)}")
+    return _PRESETS[name][1]()

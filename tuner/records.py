@@ -1,0 +1,114 @@
+"""Between tuner and store: outcomes become measurements, stored rows become what is known and where to start."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.family import family
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.problem import Problem
+from flashtune.tuned_db.lookup import find, source_digest
+from flashtune.tuned_db.records import Measurement, new_id, now
+from flashtune.tuned_db.store import Store
+
+from .build import Built
+from .trial import Evidence, Outcome
+
+SETTLED = ("ok", "wrong", "illegal_access", "timeout", "compile_error", "spills")
+"""Statuses that another run would find again. The others, such as out of memory, are tried anew."""
+MAX_STARTS = 6
+"""Known winners that are tried first."""
+
+
+def measurement(
+    outcome: Outcome,
+    problem: Problem,
+    config: Config,
+    gpu: Gpu,
+    built: Built,
+    evidence: Evidence,
+    *,
+    session: str,
+    seed: int,
+    baseline: float | None = None,
+) -> Measurement:
+    """The row that records ``outcome``. ``baseline`` is the default's median in the same final, in seconds."""
+    timing = outcome.timing
+    return Measurement(
+        id=new_id(),
+        created=now(),
+        session=session,
+        problem=problem,
+        gpu_key=gpu.key,
+        gpu_name=gpu.name,
+        config=config,
+        source_digest=built.digest,
+        status=outcome.status,
+        stage=outcome.stage,
+        median_us=_us(timing.median) if timing else None,
+        q20_us=_us(timing.q20) if timing else None,
+        q80_us=_us(timing.q80) if timing else None,
+        samples=timing.count if timing else 0,
+        baseline_us=None if baseline is None else _us(baseline),
+        max_error=outcome.max_error,
+        rms_error=outcome.rms_error,
+        registers=built.registers or None,
+        spill_bytes=None if built.error else built.spill_bytes,
+        shared_bytes=family(config.family).resources(config, problem.spec).shared_memory + built.static_shared_bytes,
+        clock_mhz=outcome.clock_mhz,
+        unit=evidence.unit,
+        driver=evidence.driver,
+        nvrtc=built.nvrtc,
+        cupy=evidence.cupy,
+        flashtune=own_version(),
+        seed=seed,
+        message=outcome.message,
+    )
+
+
+def known(store: Store, problem: Problem, gpu: Gpu, *, unit: str) -> dict[Config, Measurement]:
+    """The latest settled row of each config whose source is still what is rendered today.
+
+    Times of another card of the same model steer the search as well as those of this one, ``unit``; where both are
+    there, this one's count.
+    """
+    rows: dict[Config, Measurement] = {}
+    for each in store.measurements(problem=problem, gpu_key=gpu.key):
+        if each.status not in SETTLED or each.stage == "final":
+            continue
+        if each.source_digest and each.source_digest != source_digest(problem.spec, each.config):
+            continue
+        if each.config in rows and rows[each.config].unit == unit != each.unit:
+            continue
+        rows[each.config] = each
+    return rows
+
+
+def starts(store: Store, problem: Problem, gpu: Gpu) -> list[Config]:
+    """Configs to try first besides the default: what attention() would use, then winners of near problems and chips."""
+    found = [find(problem, gpu, store_path=store.path).config]
+    own = store.winner(problem, gpu.key)
+    if own is not None:
+        found.append(own.config)
+    for other in store.problems(spec=problem.spec, gpu_key=gpu.key):
+        winner = store.winner(other, gpu.key)
+        if winner is not None:
+            found.append(winner.config)
+    for key in store.gpu_keys():
+        winner = store.winner(problem, key) if key != gpu.key else None
+        if winner is not None:
+            found.append(winner.config)
+    return list(dict.fromkeys(found))[:MAX_STARTS]
+
+
+def own_version() -> str:
+    """Version of flashtune; empty where it is used from a checkout without being installed."""
+    try:
+        return version("flashtune")
+    except PackageNotFoundError:
+        return ""
+
+
+def _us(seconds: float) -> float:
+    return seconds * 1e6

@@ -1,0 +1,60 @@
+"""What a tuning run has to say at its end: plain values; the command line prints them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The result for one problem. ``config`` is None where nothing could be tried; ``why`` then says why."""
+
+    problem: Problem
+    config: Config | None = None
+    seconds: float | None = None
+    ratio: float | None = None
+    """Time relative to the default config; below 1 is faster."""
+    why: str = ""
+    next_best: Config | None = None
+    next_ratio: float | None = None
+    """Time of the next best relative to the chosen."""
+    tried: int = 0
+    """Configs tried in this run: measured, or compiled where nothing could be measured."""
+    known: int = 0
+    """Configs measured in earlier runs and not tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One run. ``measured`` is False where the GPU was not at hand and times are predictions."""
+
+    gpu: Gpu
+    measured: bool
+    rows: tuple[Row, ...]
+    session: str
+    seconds: float
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Configs of the search spaces that are not legal, by reason, over all problems."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Configs that were tried and failed, by status."""
+    interrupted: bool = False
+    stopped: str = ""
+    """Why the run ended early, other than by Ctrl-C; empty if it did not."""
+    note: str = ""
+
+    @property
+    def tried(self) -> int:
+        return sum(row.tried for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: part of the budget used, from 0 to 1, and a line about the last thing done."""
+
+    done: float
+    text: str

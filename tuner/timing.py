@@ -1,0 +1,60 @@
+"""Numbers from repeated timings; needs no GPU."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one config: median, 20 % and 80 % quantiles, and from how many launches."""
+
+    median: float
+    q20: float
+    q80: float
+    count: int
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quantiles relative to the median."""
+        return (self.q80 - self.q20) / self.median
+
+
+def summarise(seconds: Sequence[float]) -> Timing:
+    """At least one time. A time that is no time (NaN, infinite, not positive) raises :class:`ValueError`."""
+    if not seconds:
+        raise ValueError("no times")
+    bad = next((each for each in seconds if not (math.isfinite(each) and each > 0)), None)
+    if bad is not None:
+        raise ValueError(f"{bad} s is no time")
+    ordered = sorted(seconds)
+    return Timing(statistics.median(ordered), _quantile(ordered, 0.2), _quantile(ordered, 0.8), len(ordered))
+
+
+def paired_ratio(ours: Sequence[float], other: Sequence[float]) -> float:
+    """Median over rounds of ours / other: drift that both share cancels."""
+    return statistics.median(a / b for a, b in zip(ours, other, strict=True))
+
+
+def rotated(items: Sequence[K], by: int) -> list[K]:
+    """``items`` from another start, so that no one is always measured behind the same neighbour."""
+    start = by % len(items) if items else 0
+    return [*items[start:], *items[:start]]
+
+
+def ratios_to(rounds: Mapping[K, Sequence[float]], default: K) -> dict[K, float]:
+    """Paired ratio of each to ``default``, whose own is 1."""
+    return {each: paired_ratio(times, rounds[default]) for each, times in rounds.items()}
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    position = part * (len(ordered) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
