@@ -67,9 +67,9 @@ class Family(ABC):
     def tiles(self, config: Config, problem: Problem) -> int:
         """Thread blocks of the launch."""
 
-    @abstractmethod
     def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
-        """Counts of what a launch does, for :mod:`.model`."""
+        """Counts of what a launch does, for :mod:`.model`; a family without them can't be predicted."""
+        raise NotImplementedError(f"{self.name} gives no counts to the performance model")
 
     def check(self, config: Config, spec: Spec, gpu: Gpu) -> None:
         """Raises :class:`UnsupportedProblem` or :class:`IllegalConfig` with the reason."""
