@@ -164,10 +164,6 @@ def sqlite_failures(path: Path, *, writing: bool, timeout: float) -> Iterator[No
         yield
     except sqlite3.Error as error:
         raise _translated(path, error, writing, timeout) from error
-    except OSError as error:
-        if not writing:
-            raise StoreError(f"tuning database {path} can't be read: {error.strerror}") from error
-        raise not_writable(path, error.strerror or str(error)) from error
     except Exception as error:
         inner = getattr(error, "orig", None)
         if not isinstance(inner, sqlite3.Error):

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -57,11 +58,16 @@ def find(problem: Problem, gpu: Gpu, *, store_path: str | Path | None = None) ->
     """
     fallback = supporting(problem.spec, gpu)[0].default(problem.spec, gpu)
     shipped = bundled(capability(gpu.key))
-    try:
-        return _Search(problem, gpu, fallback, [*_user(store_path), shipped]).choice()
-    except StoreError as error:
-        _warn_once(error)
-        return _Search(problem, gpu, fallback, [shipped]).choice()
+    path = _user_path(store_path)
+    if path is not None:
+        from .store import Store
+
+        try:
+            with Store.open(path, readonly=True, timeout=LOCK_TIMEOUT).snapshot() as own:
+                return _Search(problem, gpu, fallback, [own, shipped]).choice()
+        except StoreError as error:
+            _warn_once(error)
+    return _Search(problem, gpu, fallback, [shipped]).choice()
 
 
 @functools.lru_cache(maxsize=8192)
@@ -226,18 +232,14 @@ def _describe_prediction(each: Prediction) -> str:
     return f"{when}: {each.predicted_us:.4g} us, rank {each.rank}; not measured"
 
 
-def _user(store_path: str | Path | None) -> list[Source]:
-    """The user's database, if there is one that can be used."""
+def _user_path(store_path: str | Path | None) -> Path | None:
+    """The user's database, if there is one."""
     try:
         path = database_path() if store_path is None else Path(store_path)
-        if not path.exists():
-            return []
-        from .store import Store
-
-        return [Store.open(path, readonly=True, timeout=LOCK_TIMEOUT)]
-    except (StoreError, InvalidInput, OSError) as error:
+    except InvalidInput as error:
         _warn_once(error)
-        return []
+        return None
+    return path if os.path.exists(path) else None
 
 
 _warned = threading.Lock()

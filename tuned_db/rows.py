@@ -16,6 +16,7 @@ from .models import Base, DeviceRow, EnvironmentRow, MeasurementRow, PredictionR
 from .records import (
     Measurement,
     Prediction,
+    Variant,
     canonical,
     capability,
     check,
@@ -55,10 +56,9 @@ _SHARED = (
 )
 
 T = TypeVar("T", Measurement, Prediction)
-Rows = Select[tuple[Any, ...]]
 
 
-def select_measurements() -> Rows:
+def select_measurements() -> Select[*tuple[Any, ...]]:
     """All that a `Measurement` holds, to be narrowed by the caller."""
     own = [getattr(MeasurementRow, name) for name in _MEASURED]
     environment = [getattr(EnvironmentRow, name) for name in _ENVIRONMENT]
@@ -71,7 +71,7 @@ def select_measurements() -> Rows:
     )
 
 
-def select_predictions() -> Rows:
+def select_predictions() -> Select[*tuple[Any, ...]]:
     """All that a `Prediction` holds."""
     return (
         select(*[getattr(PredictionRow, name) for name in _PREDICTED], *_SHARED)
@@ -81,13 +81,24 @@ def select_predictions() -> Rows:
     )
 
 
-def read_measurements(rows: Iterable[Row[Any]]) -> list[Measurement]:
+def select_variants(spec_key: str, statuses: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
+    """Variants with a measurement of one of these statuses for a spec, on any device."""
+    return (
+        select(VariantRow.family, VariantRow.config, VariantRow.source_digest)
+        .distinct()
+        .join(MeasurementRow, MeasurementRow.variant_id == VariantRow.id)
+        .join(ProblemRow, ProblemRow.id == MeasurementRow.problem_id)
+        .where(ProblemRow.spec_key == spec_key, MeasurementRow.status.in_(statuses))
+    )
+
+
+def read_measurements(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[Measurement]:
     """Rows as records. One that this version can't read (a family or value it doesn't know, or tampering) is left
     out; it stays in the database."""
     return [each for each in (_read(row, Measurement) for row in rows) if each is not None]
 
 
-def read_predictions(rows: Iterable[Row[Any]]) -> list[Prediction]:
+def read_predictions(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[Prediction]:
     """The same for predictions."""
     return [each for each in (_read(row, Prediction) for row in rows) if each is not None]
 
@@ -103,7 +114,18 @@ def read_problems(texts: Iterable[object]) -> list[Problem]:
     return found
 
 
-def _read(row: Row[Any], kind: type[T]) -> T | None:
+def read_variants(rows: Iterable[Row[*tuple[Any, ...]]]) -> frozenset[Variant]:
+    """The same for variants."""
+    found = set()
+    for family, config, digest in rows:
+        try:
+            found.add((str(family), config_from_text(family, config).key, str(digest)))
+        except InvalidInput as error:
+            _log.debug("a variant of the tuning database is passed over: %s", error)
+    return frozenset(found)
+
+
+def _read(row: Row[*tuple[Any, ...]], kind: type[T]) -> T | None:
     data = dict(row._mapping)
     try:
         problem = problem_from_text(data.pop("problem_json"))

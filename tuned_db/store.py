@@ -6,10 +6,11 @@ a call that returned is on the disk (``synchronous=FULL``).
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from .files import (
     Header,
     check_schema,
     check_writable,
+    not_writable,
     on_network,
     publish,
     read_header,
@@ -36,8 +38,10 @@ from .rows import (
     read_measurements,
     read_predictions,
     read_problems,
+    read_variants,
     select_measurements,
     select_predictions,
+    select_variants,
 )
 from .sqlite import Mode, connect, engine
 from .winners import Ranked, best_first, with_source
@@ -58,6 +62,7 @@ class Store:
         self.readonly = readonly
         self._reading = reading
         self._timeout = timeout
+        self._snapshot: Connection | None = None
 
     @classmethod
     def open(
@@ -222,14 +227,24 @@ class Store:
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
         """Variants that gave wrong results or crashed for ``spec`` on any GPU."""
-        query = select_measurements().where(ProblemRow.spec_key == spec.key, MeasurementRow.status.in_(REJECTING))
         with self._read() as connection:
-            return frozenset(each.variant for each in read_measurements(connection.execute(query)))
+            return read_variants(connection.execute(select_variants(spec.key, REJECTING)))
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Self]:
+        """A view whose reads share one transaction: all of one moment, and cheaper. For one thread; don't keep it."""
+        with self._read() as connection:
+            view = copy.copy(self)
+            view._snapshot = connection
+            yield view
 
     # Connections
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
+        if self._snapshot is not None:
+            yield self._snapshot
+            return
         with (
             sqlite_failures(self.path, writing=False, timeout=self._timeout),
             engine(self.path, self._reading, self._timeout).begin() as connection,
@@ -271,8 +286,8 @@ def _known(connection: Connection, ids: list[str]) -> dict[str, Measurement | No
 
 
 def _narrowed(
-    query: Select[tuple[Any, ...]], problem: Problem | None, spec: Spec | None, gpu_key: str | None, family: str | None
-) -> Select[tuple[Any, ...]]:
+    query: Select[*tuple[Any, ...]], problem: Problem | None, spec: Spec | None, gpu_key: str | None, family: str | None
+) -> Select[*tuple[Any, ...]]:
     for column, wanted in (
         (ProblemRow.key, problem and problem.key),
         (ProblemRow.spec_key, spec and spec.key),
@@ -286,16 +301,21 @@ def _narrowed(
 
 def _make(path: Path, timeout: float) -> None:
     """Makes a whole database beside ``path`` and moves it there, so that nobody ever opens half of one."""
-    with sqlite_failures(path, writing=True, timeout=timeout):
+    from .upgrade import upgrade
+
+    made = path.parent / f".{path.name}-{new_id()}.tmp"
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         check_writable(path)
-        made = path.parent / f".{path.name}-{new_id()}.tmp"
-        try:
+        with sqlite_failures(path, writing=True, timeout=timeout):
             made.touch(exist_ok=False)
-            _upgrade(made, timeout)
+            upgrade(made, timeout)
             _set_journal(made, "DELETE" if on_network(path) else "WAL", timeout)
-            publish(made, path)
-        finally:
+        publish(made, path)
+    except OSError as error:
+        raise not_writable(path, error.strerror or str(error)) from error
+    finally:
+        with suppress(OSError):
             for suffix in ("", "-journal", "-wal", "-shm"):
                 Path(f"{made}{suffix}").unlink(missing_ok=True)
 

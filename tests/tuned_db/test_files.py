@@ -26,6 +26,7 @@ from flashtune.errors import (
 from flashtune.tuned_db import files
 from flashtune.tuned_db import sqlite as sqlite_module
 from flashtune.tuned_db import store as store_module
+from flashtune.tuned_db import upgrade as upgrade_module
 from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]
@@ -270,7 +271,7 @@ def test_a_full_disk_leaves_no_half_made_database(tmp_path: Path, monkeypatch: p
     def full(path: Path, timeout: float) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store_module, "_upgrade", full)
+    monkeypatch.setattr(upgrade_module, "upgrade", full)
     with pytest.raises(DatabaseNotWritable, match="No space left on device"):
         Store.open(tmp_path / "tuned.db")
     assert snapshot(tmp_path) == {}
