@@ -23,19 +23,24 @@ from flashtune.codegen.device import device_facts
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.launch import BoundPlan, DeviceGuard, load
+from flashtune.codegen.plan import Plan
 from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
+from flashtune.codegen.render import Source
 from flashtune.errors import LaunchError
 
 from .build import Built
-from .compare import Comparer
+from .compare import Comparer, compare_source
 from .inputs import from_memory
-from .measure import Timer, clock_mhz
+from .measure import Clock, Timer
 from .memory import POISON, Arena, contiguous, download, elements, free_bytes, skew, upload
 from .sample import Sample, samples
 from .trial import DeviceLostError, Evidence, Outcome, judge_resources
 
 REFERENCE_ELEMENTS = 2**22
 """Output elements, from the end of a problem, that are compared with the float64 reference: 32 MiB of it."""
+LSE_SLACK = {"float16": 2.0**-15, "bfloat16": 2.0**-15, "float32": 0.0}
+"""Error of the LSE that is let pass where the tolerance rule, which counts in float32, does not: weights made from such
+an LSE are off by 3e-5, a sixteenth of what float16 can show."""
 GUARD_BYTES = 4096
 """Poisoned bytes around the output of a sample, which must stay as they are."""
 SPARE_BYTES = 256 * 2**20
@@ -57,11 +62,15 @@ class DeviceBench:
             self._arena = Arena()
             self._timer = Timer(gpu.l2_bytes)
         self._stream = self._timer.stream
+        self._clock = Clock(facts.uuid)
         self._comparers: dict[tuple[str, int], Comparer] = {}
         self._prepared: dict[Problem, str | None] = {}
         self._sampled: dict[tuple[str, Spec], Outcome] = {}
         self._bound: dict[tuple[Problem, Config], BoundPlan] = {}
         self._warm = False
+
+    def sources(self, problem: Problem) -> list[Source]:
+        return [self._reference_plan(problem).kernels[0].source, compare_source(problem.spec)]
 
     def prepare(self, problem: Problem) -> str | None:
         if problem not in self._prepared:
@@ -70,6 +79,9 @@ class DeviceBench:
                     self._prepared[problem] = self._prepare(problem)
                 except OutOfMemoryError as error:
                     self._prepared[problem] = f"not enough device memory: {error}"
+                except _CUDA_ERRORS as error:
+                    self._require_usable("The reference", problem, error)
+                    self._prepared[problem] = f"the reference could not be computed: {error}"
         return self._prepared[problem]
 
     def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
@@ -107,8 +119,9 @@ class DeviceBench:
             self._timer.settle(launch)
             self._warm = True
         timing, measured = self._timer.measure(launch, best)
-        clock = clock_mhz(self.evidence.unit)
-        return dataclasses.replace(verdict, stage="measure" if measured else "screen", timing=timing, clock_mhz=clock)
+        return dataclasses.replace(
+            verdict, stage="measure" if measured else "screen", timing=timing, clock_mhz=self._clock.mhz()
+        )
 
     # Correctness on samples
 
@@ -168,10 +181,11 @@ class DeviceBench:
         shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
         raw = np.ascontiguousarray(region[begin : begin + out_bytes])
         ours = from_memory(raw, problem.spec.output).reshape(shape)
-        for what, verdict in (("out", sample.out.judge(ours)), ("LSE", sample.lse.judge(lse))):
-            if not verdict:
-                return _wrong(f"{problem}: {what} {verdict}", verdict.max_error, verdict.rms_error)
-        judged = sample.out.judge(ours)
+        judged, judged_lse = sample.out.judge(ours), sample.lse.judge(lse)
+        if not judged:
+            return _wrong(f"{problem}: out {judged}", judged.max_error, judged.rms_error)
+        if not judged_lse and judged_lse.max_error > LSE_SLACK[problem.dtype]:
+            return _wrong(f"{problem}: LSE {judged_lse}", judged.max_error, judged.rms_error)
         return Outcome(status="ok", max_error=judged.max_error, rms_error=judged.rms_error)
 
     # Correctness of the full problem
@@ -224,19 +238,24 @@ class DeviceBench:
         self._arena.address("out", count_q * item + skew(problem))
         self._arena.address("lse", count_lse * 4)
         reference, reference_lse = self._reference_addresses(problem)
-        exact = dataclasses.replace(part, out_dtype="float64")
-        fallback = family("fma_fwd")
-        default = fallback.default(exact.spec, self.gpu)
-        config = fallback.config_type.from_json({**default.to_json(), "accumulate": "float64"})
         q, k, v = self._inputs(problem)
         skipped = problem.batch - part.batch
         q += (count_q - part_q) * item
         k += skipped * (count_k // problem.batch) * item
         v += skipped * (count_k // problem.batch) * item
-        bound = load(fallback.plan(exact, config, self.gpu), self.index).bind(contiguous(exact), problem.default_scale)
+        plan = self._reference_plan(problem)
+        bound = load(plan, self.index).bind(contiguous(plan.problem), problem.default_scale)
         bound.launch(q, k, v, reference, reference_lse, self._stream)
         runtime.streamSynchronize(self._stream)
         return None
+
+    def _reference_plan(self, problem: Problem) -> Plan:
+        """fma_fwd in float64 on the part of ``problem`` that is compared."""
+        exact = dataclasses.replace(last_part(problem), out_dtype="float64")
+        kind = family("fma_fwd")
+        default = kind.default(exact.spec, self.gpu)
+        config = kind.config_type.from_json({**default.to_json(), "accumulate": "float64"})
+        return kind.plan(exact, config, self.gpu)
 
     def _reference_addresses(self, problem: Problem) -> tuple[int, int]:
         part_q, _, part_lse = elements(last_part(problem))
@@ -281,12 +300,12 @@ class DeviceBench:
             self._comparers[key] = Comparer(spec, self.gpu)
         return self._comparers[key]
 
-    def _require_usable(self, config: Config, problem: Problem, error: Exception) -> None:
+    def _require_usable(self, what: Config | str, problem: Problem, error: Exception) -> None:
         """Raises :class:`DeviceLostError` if the context does not outlive ``error``."""
         try:
             runtime.deviceSynchronize()
         except runtime.CUDARuntimeError as sticky:
-            raise DeviceLostError(f"{config} made the GPU context unusable on {problem}: {sticky}") from error
+            raise DeviceLostError(f"{what} made the GPU context unusable on {problem}: {sticky}") from error
 
 
 def last_part(problem: Problem) -> Problem:

@@ -45,14 +45,18 @@ class Difference:
         return not self.bad_rows and not self.bad_lse
 
 
+def compare_source(spec: Spec) -> Source:
+    """The source of the comparison kernel for results of ``spec``."""
+    template = environment().get_template("compare.cu.jinja")
+    return Source("compare.cu", template.render(element=_ELEMENTS[spec.output], head_dim=spec.head_dim))
+
+
 class Comparer:
     """The comparison kernel of one dtype and head_dim, loaded on the current device."""
 
     def __init__(self, spec: Spec, gpu: Gpu) -> None:
-        template = environment().get_template("compare.cu.jinja")
-        text = template.render(element=_ELEMENTS[spec.output], head_dim=spec.head_dim)
         self._module = Module()
-        self._module.load(compiled(Source("compare.cu", text), gpu.arch).cubin)
+        self._module.load(compiled(compare_source(spec), gpu.arch).cubin)
         self._function: Any = self._module.get_function("compare")
         self._blocks = gpu.num_sms * _BLOCKS_SM
         self._tolerance = ROW_TOLERANCE[spec.output]

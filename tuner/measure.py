@@ -106,18 +106,31 @@ class Timer:
         runtime.memsetAsync(self._flush.ptr, 0, self._flush_bytes, self.stream)
 
 
-def clock_mhz(unit: str) -> float | None:
-    """SM clock now, by nvidia-ml-py; None where that is not installed or may not answer. ``unit``: the card's UUID."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    nvml: Any = pynvml
-    try:
-        nvml.nvmlInit()
+class Clock:
+    """Reads the SM clock of the card ``unit`` (its UUID) by nvidia-ml-py, where that is installed and may answer."""
+
+    def __init__(self, unit: str) -> None:
+        self._read: Callable[[], float] | None = None
         try:
-            return float(nvml.nvmlDeviceGetClockInfo(nvml.nvmlDeviceGetHandleByUUID(unit), nvml.NVML_CLOCK_SM))
-        finally:
-            nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return None
+            import pynvml
+        except ImportError:
+            return
+        nvml: Any = pynvml
+        try:
+            nvml.nvmlInit()  # once: it takes tens of milliseconds
+            handle = nvml.nvmlDeviceGetHandleByUUID(unit)
+        except nvml.NVMLError:
+            return
+
+        def read() -> float:
+            try:
+                return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+            except nvml.NVMLError:
+                return math.nan
+
+        self._read = read
+
+    def mhz(self) -> float | None:
+        """The clock now, or None if it can't be read."""
+        clock = self._read() if self._read else math.nan
+        return None if math.isnan(clock) else clock

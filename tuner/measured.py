@@ -138,9 +138,19 @@ class _Run:
         for space in spaces:
             self.rejected.update(space.rejected)
         fastest = min(space.estimates[0].seconds for space in spaces)
-        kept = [space for space in spaces if space.estimates[0].seconds <= HOPELESS_FAMILY * fastest]
+        kept = [
+            space
+            for space in spaces
+            if space.family is families[0] or space.estimates[0].seconds <= HOPELESS_FAMILY * fastest
+        ]
         default = families[0].default(problem.spec, self.gpu)
-        rows = known(self.store, problem, self.gpu, unit=self.bench.evidence.unit)
+        rows = {
+            config: row
+            for config, row in known(self.store, problem, self.gpu, unit=self.bench.evidence.unit).items()
+            if any(config in space.rank for space in kept)  # what was legal once may not be now
+        }
+        for source in self.bench.sources(problem):
+            self.builder.submit(source)
         return _Target(problem, kept, default, rows, starts(self.store, problem, self.gpu), self.seed)
 
     def search(self, targets: Sequence[_Target], meter: Meter, until: float) -> None:
@@ -234,7 +244,8 @@ class _Run:
         ranked = [
             each
             for each in rank(rows, self.store.rejected(problem.spec))
-            if each.variant[2] == source_digest(problem.spec, each.config)
+            if family(each.config.family).illegal(each.config, problem.spec, self.gpu) is None
+            and each.variant[2] == source_digest(problem.spec, each.config)
         ]
         if not ranked:
             return dataclasses.replace(base, why=target.skipped or "no config was correct, or none was tried in time")
@@ -286,10 +297,11 @@ def measure_problems(
         stopped = (
             f"{error}. Everything up to here is stored, and this config will not be tried again: run again to go on"
         )
+    missed = [Row(problem=each, why="the run ended before its turn") for each in problems[len(targets) :]]
     return Report(
         gpu=gpu,
         measured=True,
-        rows=tuple(run.row(target) for target in targets),
+        rows=(*(run.row(target) for target in targets), *missed),
         session=run.session,
         seconds=meter.elapsed,
         rejected=run.rejected,

@@ -11,6 +11,7 @@ from flashtune.codegen.family import Resources, family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import blocks_per_sm
 from flashtune.codegen.problem import Problem
+from flashtune.codegen.render import Source
 from flashtune.errors import FlashtuneError
 
 from .build import Built
@@ -56,6 +57,9 @@ class Bench(Protocol):
     """A device that tries configs. Replaced by a fake in tests that need no GPU."""
 
     evidence: Evidence
+
+    def sources(self, problem: Problem) -> list[Source]:
+        """What the bench itself launches for ``problem``: compiled ahead, like candidates."""
 
     def prepare(self, problem: Problem) -> str | None:
         """Makes inputs and reference of ``problem``, once. Returns why it can't be measured here, or None."""

@@ -89,6 +89,9 @@ class FakeBench:
         self.attempts: list[tuple[Problem, Config]] = []
         self.finalists: dict[Problem, list[Config]] = {}
 
+    def sources(self, problem: Problem) -> list[Source]:
+        return []
+
     def prepare(self, problem: Problem) -> str | None:
         return self.unprepared if self.unprepared and problem.seqlen_q > 4096 else None
 

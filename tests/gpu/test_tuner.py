@@ -1,0 +1,159 @@
+"""The tuner on a real device: sound configs pass, sabotaged kernels don't, timing repeats."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashtune.codegen import launch
+from flashtune.codegen.cache import compiled
+from flashtune.codegen.config import Config
+from flashtune.codegen.device import require_device
+from flashtune.codegen.family import family
+from flashtune.codegen.plan import Plan
+from flashtune.codegen.problem import Problem
+from flashtune.tuned_db.store import Store
+from flashtune.tuner import bench as bench_module
+from flashtune.tuner.bench import DeviceBench
+from flashtune.tuner.build import Built, build
+from flashtune.tuner.measured import render
+from flashtune.tuner.session import tune
+from flashtune.tuner.trial import Outcome
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def bench() -> DeviceBench:
+    return DeviceBench(0, require_device())
+
+
+def problem(dtype: str = "float16", *, causal: bool = False, **changes: int) -> Problem:
+    sizes = {"head_dim": 64, "batch": 2, "seqlen_q": 1000, "seqlen_k": 1000, "num_heads": 8, "num_heads_kv": 4}
+    return Problem(dtype=dtype, causal=causal, **{**sizes, **changes})
+
+
+def attempt(bench: DeviceBench, problem: Problem, config: Config) -> Outcome:
+    assert bench.prepare(problem) is None
+    return bench.attempt(problem, config, build(render(problem, config), bench.gpu.arch), None)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["fma_fwd", "sm80_fwd"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_default_config_is_correct_and_timed(bench: DeviceBench, name: str, dtype: str, causal: bool) -> None:
+    kind = family(name)
+    asked = problem(dtype, causal=causal)
+    if reason := kind.unsupported(asked.spec, bench.gpu):
+        pytest.skip(reason)
+    outcome = attempt(bench, asked, kind.default(asked.spec, bench.gpu))
+    assert outcome.status == "ok", outcome.message
+    assert outcome.stage == "measure"
+    assert outcome.timing is not None
+    assert 1e-6 < outcome.timing.median < 1e-2
+    assert outcome.max_error is not None
+
+
+def test_an_unaligned_problem_is_tuned_too(bench: DeviceBench) -> None:
+    asked = dataclasses.replace(problem(), alignment=2)
+    outcome = attempt(bench, asked, family("fma_fwd").default(asked.spec, bench.gpu))
+    assert outcome.status == "ok", outcome.message
+
+
+@pytest.mark.parametrize("seqlen", [32768], ids=lambda value: f"{value}-rows")
+def test_a_problem_of_which_only_the_last_rows_are_compared(bench: DeviceBench, seqlen: int) -> None:
+    asked = problem(causal=True, seqlen_q=seqlen, seqlen_k=seqlen, batch=1, num_heads=4)
+    assert bench_module.last_part(asked).seqlen_q < seqlen
+    preferred = family("sm80_fwd")
+    if reason := preferred.unsupported(asked.spec, bench.gpu):
+        pytest.skip(reason)
+    outcome = attempt(bench, asked, preferred.default(asked.spec, bench.gpu))
+    assert outcome.status == "ok", outcome.message
+
+
+SABOTAGE = {
+    "even-rows-only": ("if (query >= params.seqlen_q) {", "if (query >= params.seqlen_q || query % 2) {"),
+    "zeros": ("out_rmem[row][dim + part] / sum", "Accum(0)"),
+    "scaled": ("out_rmem[row][dim + part] / sum", "out_rmem[row][dim + part] * 0.98f / sum"),
+    "late-batch": ("const i64 batch = tile.batch;", "const i64 batch = 0;"),
+    "no-lse": ("params.lse != nullptr && thread_n == 0", "false"),
+    "out-of-bounds": ("if (query >= params.seqlen_q) {", "if (query >= params.seqlen_q + 1) {"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SABOTAGE)
+def test_a_wrong_kernel_is_rejected_behind_a_right_one(
+    bench: DeviceBench, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    asked = problem()
+    kind = family("fma_fwd")
+    config = kind.default(asked.spec, bench.gpu)
+    assert attempt(bench, asked, config).status == "ok"
+    old, new = SABOTAGE[what]
+    real = launch.load
+
+    def load(plan: Plan, device: int) -> Any:
+        kernels = []
+        for each in plan.kernels:
+            assert old in each.source.text
+            kernels.append(
+                dataclasses.replace(
+                    each, source=dataclasses.replace(each.source, text=each.source.text.replace(old, new))
+                )
+            )
+        return real(dataclasses.replace(plan, kernels=tuple(kernels)), device)
+
+    monkeypatch.setattr(bench_module, "load", load)
+    outcome = bench.attempt(asked, config, Built(digest="0" * 63 + str(len(what) % 10) + what, registers=64), None)
+    assert outcome.status == "wrong", outcome
+    assert outcome.timing is None
+
+
+def test_one_config_under_two_names_is_timed_alike(bench: DeviceBench) -> None:
+    asked = problem(seqlen_q=2048, seqlen_k=2048)
+    kind = family("sm80_fwd")
+    if reason := kind.unsupported(asked.spec, bench.gpu):
+        pytest.skip(reason)
+    config = kind.default(asked.spec, bench.gpu)
+    times = [attempt(bench, asked, config).seconds for _ in range(5)]
+    assert None not in times
+    found = sorted(each for each in times if each is not None)
+    assert found[-1] / found[0] < 1.05
+
+
+def test_a_much_slower_config_is_only_screened(bench: DeviceBench) -> None:
+    asked = problem()
+    config = family("fma_fwd").default(asked.spec, bench.gpu)
+    assert bench.prepare(asked) is None
+    outcome = bench.attempt(asked, config, build(render(asked, config), bench.gpu.arch), 1e-6)
+    assert outcome.stage == "screen"
+    assert outcome.timing is not None
+    assert outcome.timing.count <= 3
+
+
+def test_too_large_a_problem_is_refused_with_its_need(bench: DeviceBench) -> None:
+    reason = bench.prepare(problem(batch=2**14, seqlen_q=2**14, seqlen_k=2**14))
+    assert reason is not None
+    assert "GB" in reason
+
+
+def test_a_short_run_measures_stores_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tuned.db"
+    problems = [problem(), problem(causal=True)]
+    first = tune(problems, mode="measure", database=path, budget="8")
+    second = tune(problems, mode="measure", database=path, budget="8")
+    assert first.measured
+    assert second.measured
+    assert first.tried == second.tried == 8
+    assert [row.known for row in second.rows] == [4, 4]
+    with Store.open(path, readonly=True) as store:
+        tried = [(each.problem, each.config) for each in store.measurements() if each.stage != "final"]
+    assert len(set(tried)) == len(tried) == 16
+    for row in second.rows:
+        assert row.config is not None
+        assert row.ratio is not None
+        assert row.ratio <= 1
+        assert compiled(render(row.problem, row.config), require_device().arch).cubin
