@@ -18,7 +18,8 @@ from typing import Any
 from flashtune.codegen.problem import Spec
 from flashtune.errors import InvalidInput
 
-from .records import REJECTING, STAGES, Measurement, Variant, canonical, check, measurement_from_json, settled, to_json
+from .gate import check, measurement_from_json, settled
+from .records import REJECTING, STAGES, Measurement, Variant, canonical, to_json
 from .winners import rank
 
 SCHEMA = "flashtune-measurements/1"

@@ -12,17 +12,9 @@ from flashtune.codegen import value
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput
 
+from .gate import check, config_from_text, problem_from_text
 from .models import Base, DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
-from .records import (
-    Measurement,
-    Prediction,
-    Variant,
-    canonical,
-    capability,
-    check,
-    config_from_text,
-    problem_from_text,
-)
+from .records import Measurement, Prediction, Variant, canonical, capability
 
 _log = logging.getLogger("flashtune")
 

@@ -23,9 +23,13 @@ def connect(path: Path, mode: Mode, timeout: float) -> sqlite3.Connection:
     """An autocommit connection to an existing file; ``timeout`` in seconds is how long it waits for a lock."""
     uri = f"{path.as_uri()}?mode={_URI[mode]}"
     connection = sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False)
-    connection.execute("PRAGMA foreign_keys = ON")
-    if mode != "write":
-        connection.execute("PRAGMA query_only = ON")
+    try:
+        connection.execute("PRAGMA foreign_keys = ON")
+        if mode != "write":
+            connection.execute("PRAGMA query_only = ON")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

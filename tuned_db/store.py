@@ -7,10 +7,9 @@ a call that returned is on the disk (``synchronous=FULL``).
 from __future__ import annotations
 
 import copy
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,17 +21,15 @@ from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
 
 from .files import (
     SCHEMA_VERSION,
-    Header,
     check_schema,
     check_writable,
-    not_writable,
-    on_network,
-    publish,
     read_header,
     sqlite_failures,
 )
+from .gate import check, settled
 from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow, VariantRow
-from .records import REJECTING, Measurement, Prediction, Variant, check, new_id, settled
+from .opening import fit_journal, make_database, reading_mode, upgrade_database
+from .records import REJECTING, Measurement, Prediction, Variant
 from .rows import (
     Writer,
     read_measurements,
@@ -43,10 +40,8 @@ from .rows import (
     select_predictions,
     select_variants,
 )
-from .sqlite import Mode, connect, engine
+from .sqlite import Mode, engine
 from .winners import Ranked, best_first, with_source
-
-_log = logging.getLogger("flashtune")
 
 LOCK_TIMEOUT = 30.0
 """Seconds that a call waits while another process writes."""
@@ -76,18 +71,18 @@ class Store:
         """
         path = Path(os.path.abspath(path))
         if not readonly and create and not os.path.lexists(path):
-            _make(path, timeout)
+            make_database(path, timeout)
         header = read_header(path)
         if readonly:
-            store = cls(path, _reading_mode(path, header), readonly=True, timeout=timeout)
+            store = cls(path, reading_mode(path, header), readonly=True, timeout=timeout)
         else:
             check_writable(path)
             if header.schema < SCHEMA_VERSION:
-                _upgrade(path, timeout)
+                upgrade_database(path, timeout)
             store = cls(path, "read", readonly=False, timeout=timeout)
         store._check_schema()
         if not readonly:
-            _fit_journal(path, header, timeout)
+            fit_journal(path, header, timeout)
         return store
 
     def __enter__(self) -> Self:
@@ -297,63 +292,3 @@ def _narrowed(
         if wanted is not None:
             query = query.where(column == wanted)
     return query
-
-
-def _make(path: Path, timeout: float) -> None:
-    """Makes a whole database beside ``path`` and moves it there, so that nobody ever opens half of one."""
-    from .upgrade import upgrade
-
-    made = path.parent / f".{path.name}-{new_id()}.tmp"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        check_writable(path)
-        with sqlite_failures(path, writing=True, timeout=timeout):
-            made.touch(exist_ok=False)
-            upgrade(made, timeout)
-            _set_journal(made, "DELETE" if on_network(path) else "WAL", timeout)
-        publish(made, path)
-    except OSError as error:
-        raise not_writable(path, error.strerror or str(error)) from error
-    finally:
-        with suppress(OSError):
-            for suffix in ("", "-journal", "-wal", "-shm"):
-                Path(f"{made}{suffix}").unlink(missing_ok=True)
-
-
-def _upgrade(path: Path, timeout: float) -> None:
-    from .upgrade import upgrade
-
-    with sqlite_failures(path, writing=True, timeout=timeout):
-        upgrade(path, timeout)
-
-
-def _fit_journal(path: Path, header: Header, timeout: float) -> None:
-    """WAL on local disks, a rollback journal and a warning where several machines may write."""
-    network = on_network(path)
-    if network:
-        _log.warning(
-            "tuning database %s is on a network mount, where SQLite's locks are unreliable: "
-            "tune into a local file and merge it later",
-            path,
-        )
-    if header.wal == network:
-        with sqlite_failures(path, writing=True, timeout=timeout):
-            _set_journal(path, "DELETE" if network else "WAL", timeout)
-
-
-def _set_journal(path: Path, mode: str, timeout: float) -> None:
-    connection = connect(path, "write", timeout)
-    try:
-        connection.execute(f"PRAGMA journal_mode = {mode}")
-    finally:
-        connection.close()
-
-
-def _reading_mode(path: Path, header: Header) -> Mode:
-    """How to open ``path`` for reading only, given what may be written there."""
-    if os.access(path.parent, os.W_OK):
-        return "read" if os.access(path, os.W_OK) else "readonly"
-    log = Path(f"{path}-wal")
-    busy = log.exists() and log.stat().st_size > 0
-    # In WAL mode SQLite would need side files, which can't be made there; without a log the file is all there is.
-    return "immutable" if header.wal and not busy else "readonly"

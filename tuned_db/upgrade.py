@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from sqlalchemy import Connection, create_engine, event, insert
@@ -15,6 +16,9 @@ from .records import new_id, now
 from .sqlite import connect
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+
+_one_at_a_time = threading.Lock()
+"""Alembic keeps its context in a global."""
 
 
 def upgrade(path: Path, timeout: float) -> None:
@@ -56,4 +60,5 @@ def migrate(connection: Connection, target: str) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, target)
+    with _one_at_a_time:
+        command.upgrade(config, target)

@@ -80,18 +80,19 @@ def best_first(by_stage: Callable[[str], Iterable[Measurement]], barred: Collect
 
 
 def with_source(
-    ranked: Iterable[Ranked], digest: Callable[[Config], str], most: int = 32
+    ranked: Iterable[Ranked], digest: Callable[[Config], str], most: int = 24
 ) -> tuple[Ranked | None, Ranked | None]:
     """The best whose source is what ``digest`` renders today, and the best of an older source that precedes it.
 
-    Rendering costs about a millisecond, so at most ``most`` variants are compared; a current one that ranks lower
-    still is not looked for.
+    Rendering costs a few milliseconds, so at most ``most`` configs are rendered; others that rank lower count as of an
+    older source.
     """
     older: Ranked | None = None
-    for count, each in enumerate(ranked):
-        if count == most:
-            break
-        if digest(each.config) == each.variant[2]:
+    rendered: dict[Config, str] = {}
+    for each in ranked:
+        if each.config not in rendered and len(rendered) < most:
+            rendered[each.config] = digest(each.config)
+        if rendered.get(each.config) == each.variant[2]:
             return each, older
         older = older or each
     return None, older

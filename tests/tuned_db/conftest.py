@@ -22,7 +22,7 @@ from flashtune.codegen.family import Family, Resources
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.work import Work
-from flashtune.tuned_db import lookup, records, sources
+from flashtune.tuned_db import gate, lookup, records, sources
 from flashtune.tuned_db.records import Measurement, Prediction
 from flashtune.tuned_db.store import Store
 
@@ -111,7 +111,7 @@ def install(patch: pytest.MonkeyPatch) -> dict[str, str]:
 def templates(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The fake families in place of the real ones; gives the templates."""
     templates = install(monkeypatch)
-    caches = (lookup.source_digest, sources.bundled, records.problem_from_text, records.config_from_text)
+    caches = (lookup.source_digest, sources.bundled, gate.problem_from_text, gate.config_from_text)
     for cache in caches:
         cache.cache_clear()
     yield templates

@@ -23,9 +23,8 @@ from flashtune.errors import (
     DatabaseTooNew,
     StoreError,
 )
-from flashtune.tuned_db import files
+from flashtune.tuned_db import files, opening
 from flashtune.tuned_db import sqlite as sqlite_module
-from flashtune.tuned_db import store as store_module
 from flashtune.tuned_db import upgrade as upgrade_module
 from flashtune.tuned_db.store import Store
 
@@ -327,14 +326,14 @@ def test_this_machine_has_mounts(tmp_path: Path) -> None:
 def test_no_wal_on_a_network_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, measurement: Make
 ) -> None:
-    monkeypatch.setattr(store_module, "on_network", lambda path: True)
+    monkeypatch.setattr(opening, "on_network", lambda path: True)
     path = tmp_path / "tuned.db"
     Store.open(path).record(measurement())
     assert files.read_header(path).wal is False
     assert "tune into a local file and merge it later" in caplog.text
-    monkeypatch.setattr(store_module, "on_network", lambda path: False)
+    monkeypatch.setattr(opening, "on_network", lambda path: False)
     assert len(Store.open(path).measurements()) == 1
     assert files.read_header(path).wal is True
-    monkeypatch.setattr(store_module, "on_network", lambda path: True)
+    monkeypatch.setattr(opening, "on_network", lambda path: True)
     assert len(Store.open(path).measurements()) == 1
     assert files.read_header(path).wal is False

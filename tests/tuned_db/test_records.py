@@ -12,19 +12,8 @@ from typing import Any
 import pytest
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.records import (
-    MESSAGE_LIMIT,
-    STATUSES,
-    Choice,
-    Measurement,
-    canonical,
-    check,
-    measurement_from_json,
-    new_id,
-    now,
-    settled,
-    to_json,
-)
+from flashtune.tuned_db.gate import MESSAGE_LIMIT, check, measurement_from_json, settled
+from flashtune.tuned_db.records import STATUSES, Choice, Measurement, canonical, new_id, now, to_json
 
 Make = Callable[..., Any]
 

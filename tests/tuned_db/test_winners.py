@@ -130,15 +130,19 @@ def test_current_and_older_sources_are_told_apart(tried: Make) -> None:
     assert [each and each.measurement for each in found] == [current, older]
 
 
-def test_comparing_sources_stops_somewhere(tried: Make) -> None:
+def test_comparing_sources_renders_each_config_once_and_stops_somewhere(tried: Make) -> None:
     rendered: list[Config] = []
 
     def digest(config: Config) -> str:
         rendered.append(config)
         return "f" * 64
 
-    rows = [tried(16, source_digest=f"{number:064x}") for number in range(50)]
-    current, older = with_source(rank(rows), digest, most=5)
-    assert current is None
+    blocks = (16, 32, 64, 128, 256)
+    rows = [tried(block, source_digest=f"{number:064x}") for block in blocks for number in range(9)]
+    late = tried(16, median_us=99.0, source_digest="f" * 64)
+    current, older = with_source(rank([*rows, late]), digest, most=3)
+    assert current is not None
+    assert current.measurement == late
     assert older is not None
-    assert len(rendered) == 5
+    assert len(rendered) == 3
+    assert with_source(rank([*rows, tried(64, source_digest="f" * 64)]), digest, most=1)[0] is None
