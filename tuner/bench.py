@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import cupy
-import numpy as np
 from cupy.cuda import runtime
 from cupy.cuda.memory import OutOfMemoryError
 from cupy_backends.cuda.api import driver
@@ -29,20 +28,15 @@ from flashtune.codegen.render import Source
 from flashtune.errors import LaunchError
 
 from .build import Built
+from .check import check_sample
 from .compare import Comparer, compare_source
-from .inputs import from_memory
 from .measure import Clock, Timer
-from .memory import POISON, Arena, contiguous, download, elements, free_bytes, skew, upload
-from .sample import Sample, samples
+from .memory import POISON, Arena, contiguous, elements, free_bytes, skew
+from .sample import samples
 from .trial import DeviceLostError, Evidence, Outcome, judge_resources
 
 REFERENCE_ELEMENTS = 2**22
 """Output elements, from the end of a problem, that are compared with the float64 reference: 32 MiB of it."""
-LSE_SLACK = {"float16": 2.0**-15, "bfloat16": 2.0**-15, "float32": 0.0}
-"""Error of the LSE that is let pass where the tolerance rule, which counts in float32, does not: weights made from such
-an LSE are off by 3e-5, a sixteenth of what float16 can show."""
-GUARD_BYTES = 4096
-"""Poisoned bytes around the output of a sample, which must stay as they are."""
 SPARE_BYTES = 256 * 2**20
 """Device memory left to others."""
 INPUT_SEEDS = {"q": 11, "k": 12, "v": 13}
@@ -129,7 +123,10 @@ class DeviceBench:
         """Errors over all samples, or the first failure. The same code is checked once."""
         key = digest, spec
         if key not in self._sampled:
-            outcomes = [self._check_sample(sample, config) for sample in samples(spec)]
+            outcomes = [
+                check_sample(sample, self._bind(sample.problem, config), self._arena, self._stream)
+                for sample in samples(spec)
+            ]
             wrong = next((each for each in outcomes if each.status != "ok"), None)
             self._sampled[key] = wrong or Outcome(
                 status="ok",
@@ -137,56 +134,6 @@ class DeviceBench:
                 rms_error=max(each.rms_error or 0.0 for each in outcomes),
             )
         return self._sampled[key]
-
-    def _check_sample(self, sample: Sample, config: Config) -> Outcome:
-        problem, arena = sample.problem, self._arena
-        count_q, _, count_lse = elements(problem)
-        offset = skew(problem)
-        host = {"q": sample.q, "k": sample.k, "v": sample.v}
-        addresses = {
-            name: arena.address(f"sample-{name}", values.nbytes + offset) + offset for name, values in host.items()
-        }
-        q, k, v = addresses["q"], addresses["k"], addresses["v"]
-        for name, values in host.items():
-            upload(addresses[name], values)
-
-        out_bytes = count_q * ITEM_BYTES[problem.spec.output]
-        region = np.empty(2 * GUARD_BYTES + offset + out_bytes, np.uint8)
-        region_address = arena.address("sample-out", region.nbytes)
-        lse = np.empty((problem.batch, problem.num_heads, problem.seqlen_q), np.float32)
-        lse_address = arena.address("sample-lse", count_lse * 4)
-        bound = self._bind(problem, config)
-        results = []
-        for _ in range(2):  # equal inputs must give equal bits: a race may show
-            runtime.memsetAsync(region_address, POISON, region.nbytes, self._stream)
-            runtime.memsetAsync(lse_address, POISON, lse.nbytes, self._stream)
-            out_address = region_address + GUARD_BYTES + offset
-            bound.launch(q, k, v, out_address, lse_address, self._stream)
-            runtime.streamSynchronize(self._stream)
-            download(region_address, region)
-            download(lse_address, lse)
-            results.append((region.copy(), lse.copy()))
-
-        begin = GUARD_BYTES + offset
-        guards = np.concatenate([region[:begin], region[begin + out_bytes :]])
-        if (guards != POISON).any():
-            return _wrong("wrote outside its output")
-        for name, values in host.items():
-            after = np.empty_like(values)
-            download(addresses[name], after)
-            if not np.array_equal(after, values):
-                return _wrong(f"changed its input {name}")
-        if any(not np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(*results, strict=True)):
-            return _wrong("two launches with equal inputs differ")
-        shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-        raw = np.ascontiguousarray(region[begin : begin + out_bytes])
-        ours = from_memory(raw, problem.spec.output).reshape(shape)
-        judged, judged_lse = sample.out.judge(ours), sample.lse.judge(lse)
-        if not judged:
-            return _wrong(f"{problem}: out {judged}", judged.max_error, judged.rms_error)
-        if not judged_lse and judged_lse.max_error > LSE_SLACK[problem.dtype]:
-            return _wrong(f"{problem}: LSE {judged_lse}", judged.max_error, judged.rms_error)
-        return Outcome(status="ok", max_error=judged.max_error, rms_error=judged.rms_error)
 
     # Correctness of the full problem
 
@@ -318,7 +265,3 @@ def last_part(problem: Problem) -> Problem:
         return dataclasses.replace(problem, batch=min(problem.batch, REFERENCE_ELEMENTS // entry))
     rows = max(1, REFERENCE_ELEMENTS // (problem.num_heads * problem.head_dim))
     return dataclasses.replace(problem, batch=1, seqlen_q=min(rows, problem.seqlen_q))
-
-
-def _wrong(message: str, max_error: float | None = None, rms_error: float | None = None) -> Outcome:
-    return Outcome(status="wrong", message=message, max_error=max_error, rms_error=rms_error)

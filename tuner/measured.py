@@ -16,7 +16,7 @@ from flashtune.codegen.model import predict
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source, render_source
 from flashtune.tuned_db.lookup import source_digest
-from flashtune.tuned_db.records import Measurement, new_id
+from flashtune.tuned_db.records import new_id
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.winners import Ranked, rank
 
@@ -24,97 +24,23 @@ from .budget import Budget, Meter
 from .build import Builder, Built, result, wait_for_any
 from .records import known, measurement, starts
 from .report import Progress, Report, Row
-from .space import Space, make_space
-from .study import Search
+from .space import make_space
+from .target import Target
 from .timing import summarise
 from .trial import Bench, DeviceLostError, Outcome
 
-FINALISTS = 4
-"""Configs in a final besides the default."""
 FINAL_SECONDS = 0.5
 FINALS_PART = 0.25
 """Most of a time budget that finals may take."""
 HOPELESS_FAMILY = 6.0
 """A family whose best predicted time is this much above another's is not searched."""
-LOSING_FAMILY, FAMILY_TRIALS = 2.0, 4
-"""One whose best measured time is so much above another's after so many trials is not searched further."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    target: _Target
+    target: Target
     config: Config
     job: Future[Built]
-
-
-class _Target:
-    """One problem: its searches, one per family, and what is known of its configs."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        spaces: Sequence[Space],
-        default: Config,
-        rows: dict[Config, Measurement],
-        first: Sequence[Config],
-        seed: int,
-    ) -> None:
-        self.problem = problem
-        self.default = default
-        self.rows = rows
-        self.known = len(rows)
-        self.asked = 0
-        self.tried = 0
-        self.skipped = ""
-        self.seconds: dict[Config, float] = {}
-        """Medians of correct configs, from this run and earlier ones."""
-        for config, row in rows.items():
-            if row.status == "ok" and row.median_us:
-                self.seconds[config] = row.median_us / 1e6
-        self._trials: Counter[str] = Counter()
-        self._searches = {
-            space.family.name: Search(
-                space,
-                seed=seed,
-                known={config: self.seconds.get(config) for config in rows},
-                first=[each for each in (default, *first) if each.family == space.family.name],
-            )
-            for space in spaces
-        }
-
-    @property
-    def best(self) -> float | None:
-        return min(self.seconds.values(), default=None)
-
-    def ask(self) -> Config | None:
-        """The next config, from the open family with the fewest trials; None when there is nothing left to try."""
-        if self.skipped:
-            return None
-        for name in sorted(self._searches, key=lambda each: self._trials[each]):
-            if not self._losing(name) and (config := self._searches[name].ask()) is not None:
-                self._trials[name] += 1
-                self.asked += 1
-                return config
-        return None
-
-    def tell(self, config: Config, row: Measurement, seconds: float | None) -> None:
-        self.rows[config] = row
-        self.tried += 1
-        if seconds is not None:
-            self.seconds[config] = seconds
-        self._searches[config.family].tell(config, seconds)
-
-    def finalists(self) -> list[Config]:
-        """The default, if it is correct, and the fastest others."""
-        order = sorted(self.seconds, key=lambda config: (self.seconds[config], config.family, config.key))
-        others = [config for config in order if config != self.default][:FINALISTS]
-        return [self.default, *others] if self.default in self.seconds else others
-
-    def _losing(self, name: str) -> bool:
-        own = min((seconds for config, seconds in self.seconds.items() if config.family == name), default=None)
-        if self._trials[name] < FAMILY_TRIALS or self.best is None:
-            return False
-        return own is None or own > LOSING_FAMILY * self.best
 
 
 class _Run:
@@ -133,7 +59,7 @@ class _Run:
         self.failed: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
 
-    def target(self, problem: Problem, families: Sequence[Family]) -> _Target:
+    def target(self, problem: Problem, families: Sequence[Family]) -> Target:
         spaces = [space for each in families if len(space := make_space(problem, self.gpu, each))]
         for space in spaces:
             self.rejected.update(space.rejected)
@@ -151,9 +77,9 @@ class _Run:
         }
         for source in self.bench.sources(problem):
             self.builder.submit(source)
-        return _Target(problem, kept, default, rows, starts(self.store, problem, self.gpu), self.seed)
+        return Target(problem, kept, default, rows, starts(self.store, problem, self.gpu), self.seed)
 
-    def search(self, targets: Sequence[_Target], meter: Meter, until: float) -> None:
+    def search(self, targets: Sequence[Target], meter: Meter, until: float) -> None:
         """Tries configs until ``until`` of the budget is used or nothing is left to try."""
         pending: list[_Task] = []
         exhausted: set[int] = set()
@@ -199,7 +125,7 @@ class _Run:
         time_text = f"{outcome.seconds * 1e3:.3f} ms" if outcome.seconds else outcome.status
         self.progress(Progress(1 - meter.left, f"{target.problem}: {config} {time_text}"))
 
-    def _record(self, target: _Target, config: Config, built: Built, outcome: Outcome) -> None:
+    def _record(self, target: Target, config: Config, built: Built, outcome: Outcome) -> None:
         row = self.store.record(
             measurement(
                 outcome, target.problem, config, self.gpu, built, self.bench.evidence,
@@ -211,7 +137,7 @@ class _Run:
             self.failed[row.status] += 1
         target.tell(config, row, outcome.seconds if ok else None)
 
-    def final(self, target: _Target, seconds: float) -> None:
+    def final(self, target: Target, seconds: float) -> None:
         """Measures the finalists of ``target`` again, interleaved with the default, and records them."""
         configs = target.finalists()
         if not configs or self.bench.prepare(target.problem):
@@ -236,7 +162,7 @@ class _Run:
             for config, timing in timings.items()
         )  # fmt: skip
 
-    def row(self, target: _Target) -> Row:
+    def row(self, target: Target) -> Row:
         """What the database now says is the best for ``target``, which is what attention() will use."""
         base = Row(problem=target.problem, tried=target.tried, known=target.known, why=target.skipped)
         problem = target.problem
@@ -277,7 +203,7 @@ def measure_problems(
     """Tunes ``problems`` on ``bench``, which is ``gpu``. Ends early, with what is known, on Ctrl-C or a lost device."""
     run = _Run(gpu, store, bench, builder, seed, progress)
     meter = Meter(budget, clock)
-    targets: list[_Target] = []
+    targets: list[Target] = []
     interrupted, stopped = False, ""
     try:
         for problem in problems:
