@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flashtune.errors import InvalidType
 
 from ._arrays import Facts, Options
 from ._check import check_overlap
 from ._device import CudaLayer, Layer
 from ._gpu_arrays import GpuArrays, foreign
+
+FLOAT32 = np.dtype(np.float32)
 
 
 class CupyArrays(GpuArrays):
@@ -69,7 +73,7 @@ class CupyArrays(GpuArrays):
             check_overlap(ready.extents, q_address, k_address, v_address, out_address)
         stream = self._current_stream(ready.device).ptr
         if options[2]:
-            lse = self._array(ready.lse_shape, "f")
+            lse = self._array(ready.lse_shape, FLOAT32)
             ready.launch(q_address, k_address, v_address, out_address, lse.data.ptr, stream)
             return out, lse
         ready.launch(q_address, k_address, v_address, out_address, 0, stream)

@@ -1,0 +1,431 @@
+"""Cases that have broken attention libraries, with values known by hand. Each runs on CuPy and on torch.
+
+``ramp(n)`` is a v whose key j is j in every head and column; q of zeros gives every visible key the same weight.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashtune import attention
+from flashtune.codegen.device import require_device
+from flashtune.codegen.family import supporting
+from flashtune.codegen.problem import Spec
+from flashtune.errors import FlashtuneError, InvalidInput, UnsupportedProblem
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
+
+INFINITY = math.inf
+HEAD_DIMS = (8, 16, 24, 40, 56, 64, 72, 80, 96, 112, 128, 256)
+GB = 1 << 30
+
+
+def full(shape: tuple[int, ...], value: float) -> Any:
+    return np.full(shape, value, np.float64)
+
+
+def ramp(seqlen: int, first: float = 0, step: float = 1, heads: int = 1, head_dim: int = 64, batch: int = 1) -> Any:
+    rows = first + step * np.arange(seqlen, dtype=np.float64)
+    return np.broadcast_to(rows[None, :, None, None], (batch, seqlen, heads, head_dim))
+
+
+def differs(got: Any, want: Any, allowed: Any) -> Any:
+    """Where ``got`` is neither ``want`` nor, both being finite, within ``allowed`` of it."""
+    with np.errstate(invalid="ignore"):
+        close = np.isfinite(want) & (np.abs(got - want) <= allowed)
+    return ~((got == want) | close | (np.isnan(got) & np.isnan(want)))
+
+
+def expect(
+    label: str, out: Any, lse: Any, rows: Any, lse_rows: Any, *, rel: float = 1e-6, near: float = 0
+) -> list[str]:
+    """Compares (1, seqlen_q, heads, head_dim) with one value per row, and the LSE likewise; empty if all is well.
+
+    Outputs may be ``near`` off, LSEs ``rel`` times their size (and the error of a logarithm near 1).
+    """
+    row_values = np.broadcast_to(np.asarray(rows, np.float64)[None, :, None, None], out.shape)
+    lse_values = np.broadcast_to(np.asarray(lse_rows, np.float64)[None, None, :], lse.shape)
+    found = []
+    for what, got, want, allowed in (
+        ("outputs", out, row_values, near),
+        ("LSEs", lse, lse_values, rel * np.abs(lse_values) + 3e-7),
+    ):
+        wrong = differs(got, want, allowed)
+        if wrong.any():
+            at = tuple(int(each) for each in np.argwhere(wrong)[0])
+            found.append(f"{label}: {int(wrong.sum())} {what} wrong, first at {at}: {got[at]!r}, must be {want[at]!r}")
+    return found
+
+
+def skip_unless_free(library: Any, needed: float) -> None:
+    import cupy
+
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < needed * GB:
+        pytest.skip(f"needs {needed} GB of free device memory, {free / GB:.1f} are")
+
+
+class TestNumerics:
+    def test_a_single_huge_negative_score(self, library: Any) -> None:
+        """No finite number may stand in for minus infinity."""
+        q, k, v = (full((1, 1, 1, 64), value) for value in (-128, 64, 1))
+        out, lse = library.run(q, k, v, "float16", scale=1.0)
+        assert not expect("score -524288", out, lse, [1.0], [-524288], rel=0.1 / 524288)
+
+    def test_the_largest_score_has_weight_one(self, library: Any) -> None:
+        q = full((1, 1, 1, 64), 133120)
+        library.dtype("bfloat16")
+        out, lse = library.run(q, q, q, "bfloat16")
+        assert not expect("score 1.4e11", out, lse, [133120], [1.417675e11])
+
+    def test_sums_are_float32(self, library: Any, dtype: str) -> None:
+        q, k, v = full((1, 1, 1, 64), 0), full((1, 8192, 1, 64), 1), full((1, 8192, 1, 64), 1)
+        out, lse = library.run(q, k, v, dtype)
+        assert not expect("8192 equal keys", out, lse, [1.0], [9.010913], rel=1e-4 / 9, near=1e-3)
+
+    def test_scale_zero(self, library: Any, dtype: str) -> None:
+        q, k, v = full((1, 4, 1, 16), 3), full((1, 4, 1, 16), 2), ramp(4, head_dim=16)
+        out, lse = library.run(q, k, v, dtype, scale=0.0)
+        found = expect("scale 0", out, lse, [1.5] * 4, [math.log(4)] * 4)
+        out, lse = library.run(q, k, v, dtype, scale=0.0, causal=True)
+        found += expect("scale 0, causal", out, lse, [0, 0.5, 1, 1.5], np.log([1, 2, 3, 4]))
+        assert not found
+
+    def test_negative_scale(self, library: Any, dtype: str) -> None:
+        draw = np.random.default_rng(5)
+        q, k, v = (draw.standard_normal((1, 33, 2, 64)) for _ in range(3))
+        found = library.problems_of(q, k, v, dtype, scale=-0.5)
+        assert not found + library.problems_of(q, k, v, dtype, scale=-0.5, causal=True)
+
+    def test_float32_is_not_tf32(self, library: Any) -> None:
+        q, k = np.zeros((1, 1, 1, 64)), np.zeros((1, 1, 1, 64))
+        q[..., 0], k[..., 0] = 1, 1 + 2**-12
+        out, lse = library.run(q, k, full(k.shape, 1), "float32", scale=1.0)
+        assert not expect("1 + 2**-12", out, lse, [1.0], [1.00024414], rel=1e-6)
+
+    def test_masked_keys_have_no_influence(self, library: Any, dtype: str) -> None:
+        q, k, v = full((1, 2, 1, 64), 1), full((1, 2, 1, 64), 1), full((1, 2, 1, 64), 5)
+        k[:, 1] = v[:, 1] = np.nan
+        out, lse = library.run(q, k, v, dtype, causal=True)
+        assert (out[0, 0] == 5).all(), f"{library.name} {dtype}: row 0 is {out[0, 0, 0, :4]}, must be 5"
+        assert np.isfinite(lse[0, 0, 0]), f"{library.name} {dtype}: LSE of row 0 is {lse[0, 0, 0]}"
+        assert np.isnan(out[0, 1]).all(), f"{library.name} {dtype}: row 1 is {out[0, 1, 0, :4]}, must be NaN"
+
+    def test_scores_of_minus_infinity(self, library: Any, dtype: str) -> None:
+        found = []
+        for finite in (0, 64, 127, 130):
+            q, k, v = full((1, 1, 1, 64), 1), full((1, 131, 1, 64), 0), full((1, 131, 1, 64), 3)
+            k[:, :, :, 5] = -INFINITY
+            k[:, finite] = 0
+            v[:, finite] = 7
+            out, lse = library.run(q, k, v, dtype)
+            found += expect(f"{library.name} {dtype}, finite key {finite}", out, lse, [7], [0])
+        assert not found
+
+    def test_large_values(self, library: Any) -> None:
+        q = full((1, 1, 1, 128), 200)
+        k, v = full((1, 2, 1, 128), 200), ramp(2, first=1, step=2, head_dim=128)
+        out, lse = library.run(q, k, v, "float16")
+        found = expect("q = k = 200", out, lse, [2.0], [452549.03], rel=0.1 / 452549)
+        q, k, v = full((1, 1, 1, 64), 0), full((1, 4096, 1, 64), 1), full((1, 4096, 1, 64), 60000)
+        out, lse = library.run(q, k, v, "float16")
+        assert not found + expect("v = 60000", out, lse, [60000], [math.log(4096)])
+
+
+class TestMasks:
+    def test_rows_without_a_key(self, library: Any, dtype: str) -> None:
+        q, k = full((1, 5, 1, 64), 0), full((1, 2, 1, 64), 1)
+        out, lse = library.run(q, k, ramp(2, first=1), dtype, causal=True)
+        assert not expect("causal 5 x 2", out, lse, [0, 0, 0, 1, 1.5], [-INFINITY] * 3 + [0, math.log(2)])
+
+    def test_the_last_query_sees_every_key(self, library: Any, dtype: str) -> None:
+        q, k = full((1, 1, 1, 64), 0), full((1, 8, 1, 64), 1)
+        out, lse = library.run(q, k, ramp(8), dtype, causal=True)
+        assert not expect("causal 1 x 8", out, lse, [3.5], [math.log(8)])
+
+    def test_no_keys(self, library: Any, dtype: str) -> None:
+        q, none = full((1, 3, 2, 64), 1), full((1, 0, 2, 64), 1)
+        found = []
+        for causal in (False, True):
+            out, lse = library.run(q, none, none, dtype, causal=causal)
+            found += expect(f"{library.name} {dtype} no keys, {causal=}", out, lse, [0] * 3, [-INFINITY] * 3)
+        assert not found
+
+
+class TestShapes:
+    @pytest.mark.parametrize("head_dim", HEAD_DIMS)
+    def test_the_last_column_counts(self, library: Any, dtype: str, head_dim: int) -> None:
+        draw = np.random.default_rng(head_dim)
+        q, k = np.zeros((1, 19, 2, head_dim)), np.zeros((1, 35, 1, head_dim))
+        q[..., -1], k[..., -1] = 3 * draw.standard_normal((1, 19, 2)), 3 * draw.standard_normal((1, 35, 1))
+        assert not library.problems_of(q, k, draw.standard_normal(k.shape), dtype)
+
+    @pytest.mark.parametrize("head_dim", [257, 260, 320, 512])
+    def test_other_head_dims_are_refused(self, library: Any, dtype: str, head_dim: int) -> None:
+        q = library.put(full((1, 4, 1, head_dim), 1), dtype).array
+        with pytest.raises(UnsupportedProblem, match=f"head_dim={head_dim} .* 8 to 256"):
+            attention(q, q, q)
+
+    def test_head_dim_zero_is_refused(self, library: Any, dtype: str) -> None:
+        q = library.put(full((1, 4, 1, 0), 1), dtype).array
+        with pytest.raises(InvalidInput, match="head_dim=0"):
+            attention(q, q, q)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_lengths_around_tiles(self, library: Any, dtype: str, causal: bool) -> None:
+        """NaN lies right behind each buffer."""
+        lengths = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1025)
+        found = []
+        for seqlen_q in lengths:
+            for seqlen_k in lengths:
+                q, k = full((1, seqlen_q, 1, 64), 0), full((1, seqlen_k, 1, 64), 1)
+                out, lse = library.run(q, k, k, dtype, causal=causal)
+                seen = np.full(seqlen_q, seqlen_k)
+                if causal:
+                    seen = np.maximum(np.arange(seqlen_q) + 1 + seqlen_k - seqlen_q, 0)
+                with np.errstate(divide="ignore"):
+                    label = f"{library.name} {dtype} {causal=} {seqlen_q=} {seqlen_k=}"
+                    found += expect(label, out, lse, (seen > 0) * 1.0, np.log(seen), near=1e-6)
+        assert not found, "\n".join(found[:20])
+
+    @pytest.mark.parametrize("shape", [(65536, 4, 8, 64), (4096, 17, 17, 64)])
+    def test_grids_beyond_65535(self, library: Any, shape: tuple[int, ...]) -> None:
+        """v is the batch index modulo 7, held once per batch entry."""
+        batch, head_dim = shape[0], shape[3]
+        zeros = library.put(full((1, 1, 1, head_dim), 0), "float16")
+        q = library.view(zeros.buffer, zeros.offset, shape, (0, 0, 0, 1))
+        values = np.broadcast_to((np.arange(batch) % 7)[:, None, None, None], (batch, 1, 1, head_dim))
+        placed = library.put(values.astype(np.float64), "float16")
+        v = library.view(placed.buffer, placed.offset, shape, (head_dim, 0, 0, 1))
+        out, lse = attention(q, q, v, return_lse=True)
+        log = math.log(shape[1])
+        for entry in (0, batch // 2, batch - 1):
+            got = library.read(out[entry], "float16")
+            assert (got == entry % 7).all(), f"{library.name} {shape} entry {entry}: {np.unique(got)}"
+            got = library.read(lse[entry], "float32")
+            assert np.allclose(got, log, rtol=1e-6), f"{library.name} {shape} LSE of entry {entry}: {np.unique(got)}"
+
+    @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 6, 7, 16, 32, 71])
+    def test_grouped_heads(self, library: Any, dtype: str, ratio: int) -> None:
+        q, k = full((1, 3, 2 * ratio, 64), 0), full((1, 5, 2, 64), 1)
+        v = np.broadcast_to(np.arange(2.0)[None, None, :, None], k.shape)
+        out, _ = library.run(q, k, v, dtype)
+        want = np.broadcast_to((np.arange(2 * ratio) // ratio)[None, None, :, None], out.shape)
+        assert (out == want).all(), f"{library.name} {dtype} {ratio=}: heads give {out[0, 0, :, 0]}"
+
+    @pytest.mark.parametrize(("heads", "heads_kv"), [(33, 2), (3, 2), (4, 0), (2, 4)])
+    def test_head_counts_that_do_not_divide(self, library: Any, dtype: str, heads: int, heads_kv: int) -> None:
+        q = library.put(full((1, 4, heads, 64), 1), dtype).array
+        k = library.put(full((1, 4, heads_kv, 64), 1), dtype).array
+        with pytest.raises(InvalidInput, match=f"{heads} heads.* {heads_kv}"):
+            attention(q, k, k)
+        library.synchronize()
+
+    @pytest.mark.parametrize("shape", [(0, 4, 2, 64), (2, 0, 2, 64)])
+    def test_empty_results(self, library: Any, dtype: str, shape: tuple[int, ...]) -> None:
+        q = library.put(full(shape, 1), dtype).array
+        k = library.put(full((shape[0], 5, 2, 64), 1), dtype).array
+        for _ in range(2):
+            out, lse = attention(q, k, k, return_lse=True)
+            assert (tuple(out.shape), tuple(lse.shape)) == (shape, (shape[0], 2, shape[1]))
+
+
+class TestStrides:
+    def inputs(self) -> list[Any]:
+        draw = np.random.default_rng(3)
+        return [draw.standard_normal((2, rows, heads, 64)) for rows, heads in ((37, 6), (70, 2), (70, 2))]
+
+    def judged(self, library: Any, dtype: str, arrays: list[Any], values: Any, label: str, **options: Any) -> list[str]:
+        """Two calls, the first and a warm one, on ``arrays`` that hold ``values``."""
+        found = []
+        for time in ("first", "warm"):
+            out, lse = attention(*arrays, return_lse=True, **options)
+            got = library.read(out, dtype)
+            got = got.swapaxes(1, 2) if options.get("layout") == "bhsd" else got
+            found += library.judge(got, library.read(lse, "float32"), values, dtype, f"{label} {time}")
+        return found
+
+    def test_each_tensor_has_its_own(self, library: Any, dtype: str) -> None:
+        q, k, v = self.inputs()
+        longer = np.full((2, 74, 6, 64), np.nan)
+        longer[:, ::2] = q
+        placed = library.put(longer, dtype)
+        batch, row, head, _ = placed.strides
+        q_array = library.view(placed.buffer, placed.offset, q.shape, (batch, 2 * row, head, 1))
+        arrays = [q_array, library.put(k, dtype).array, library.put(v, dtype, axes=(0, 2, 1, 3)).array]
+        assert not self.judged(library, dtype, arrays, (q, k, v), "own strides")
+
+    def test_heads_first_layout(self, library: Any, dtype: str) -> None:
+        values = self.inputs()
+        arrays = [library.put(each.swapaxes(1, 2), dtype).array for each in values]
+        assert not self.judged(library, dtype, arrays, values, "bhsd", layout="bhsd")
+
+    @pytest.mark.parametrize("seqlen_k", [32, 33, 34, 65])
+    def test_expanded_heads_and_batch(self, library: Any, dtype: str, seqlen_k: int) -> None:
+        draw = np.random.default_rng(seqlen_k)
+        q = draw.standard_normal((2, 20, 8, 128))
+        k, v = (draw.standard_normal((1, seqlen_k, 1, 128)) for _ in range(2))
+        shape = (2, seqlen_k, 8, 128)
+        arrays = [library.put(q, dtype).array]
+        for each in (k, v):
+            placed = library.put(each, dtype)
+            arrays.append(library.view(placed.buffer, placed.offset, shape, (0, 128, 0, 1)))
+        values = (q, np.broadcast_to(k, shape), np.broadcast_to(v, shape))
+        assert not self.judged(library, dtype, arrays, values, "expanded")
+
+    def test_reversed_keys(self, library: Any, dtype: str) -> None:
+        if library.name == "torch":
+            pytest.skip("torch has no negative strides")
+        q, k, v = self.inputs()
+        arrays = [library.put(q, dtype).array, *(library.put(each, dtype).array[:, ::-1] for each in (k, v))]
+        assert arrays[1].strides[1] < 0
+        assert not self.judged(library, dtype, arrays, (q, k[:, ::-1], v[:, ::-1]), "reversed")
+
+    def test_alignment_changes_from_call_to_call(self, library: Any, dtype: str) -> None:
+        q, k, v = self.inputs()
+        wide = np.full((2, 70, 2, 65), np.nan)
+        wide[..., :64] = k
+        narrow = library.put(wide, dtype)
+        k_narrow = library.view(narrow.buffer, narrow.offset, k.shape, narrow.strides)
+        q_array, k_array, v_array = (library.put(each, dtype).array for each in (q, k, v))
+        found = self.judged(library, dtype, [q_array, k_array, v_array], (q, k, v), "aligned")
+        shifted = library.put(q, dtype, shift=1).array
+        found += self.judged(library, dtype, [shifted, k_array, v_array], (q, k, v), "q one element off")
+        found += self.judged(library, dtype, [q_array, k_narrow, v_array], (q, k, v), "rows of 65")
+        found += self.judged(library, dtype, [q_array, k_array, v_array], (q, k, v), "aligned again")
+        library.synchronize()
+        assert not found
+
+    def test_out_one_element_off(self, library: Any, dtype: str) -> None:
+        values = self.inputs()
+        out = library.put(np.full(values[0].shape, np.nan), dtype, shift=1)
+        _, lse = attention(*(library.put(each, dtype).array for each in values), out=out.array, return_lse=True)
+        assert not library.judge(out.host(), library.read(lse, "float32"), values, dtype, "out off by one")
+        assert out.outside_is_nan()
+
+    @pytest.mark.parametrize("which", [0, 1, 2])
+    def test_a_last_stride_other_than_one(self, library: Any, dtype: str, which: int) -> None:
+        """Copied on each call; the copies of torch and CuPy are kernels of theirs."""
+        values = self.inputs()
+        arrays = [library.put(each, dtype).array for each in values]
+        arrays[which] = library.put(values[which], dtype, axes=(0, 1, 3, 2)).array
+        assert not self.judged(library, dtype, arrays, values, f"last stride of argument {which}")
+
+    @pytest.mark.usefixtures("memory")
+    def test_offsets_beyond_32_bits(self, library: Any) -> None:
+        """The last of 32 batch entries of 75.5 million elements gives what it gives alone, bit for bit."""
+        library.dtype("bfloat16")
+        skip_unless_free(library, 11)
+        import cupy
+
+        shape = (32, 131072, 8, 72)
+        entry_bytes = 2 * math.prod(shape[1:])
+        draw = np.random.default_rng(1)
+        q = library.put(draw.standard_normal((32, 1, 8, 72)), "bfloat16").array
+        whole, alone = [], []
+        for _ in range(2):
+            buffer = self.zeros(library, math.prod(shape))
+            entry = self.repeated(library, draw.standard_normal((1024, 8, 72)), 128)
+            address = entry.data_ptr() if library.name == "torch" else entry.data.ptr
+            start = buffer.data_ptr() if library.name == "torch" else buffer.data.ptr
+            cupy.cuda.runtime.memcpy(start + 31 * entry_bytes, address, entry_bytes, 3)
+            whole.append(buffer.reshape(shape))
+            alone.append(entry)
+        spec = Spec(dtype="bfloat16", head_dim=72)
+        gpu = require_device()
+        config = supporting(spec, gpu)[0].default(spec, gpu)
+        out = attention(q, *whole, config=config)[31:]
+        want = attention(q[31:], *alone, config=config)
+        got, want = library.get(out), library.get(want)
+        assert (got == want).all(), f"{library.name}: {int((got != want).sum())} of {got.size} values differ"
+
+    @pytest.mark.usefixtures("memory")
+    def test_strides_of_a_packed_cache(self, library: Any) -> None:
+        """k and v are slices of heads of one 8.6 GB buffer."""
+        library.dtype("bfloat16")
+        skip_unless_free(library, 10)
+        import cupy
+
+        repeats, width = 263, 128 * 128
+        rows = 997 * repeats  # no power of two: an offset that wraps around meets other values
+        buffer = self.zeros(library, rows * width).reshape((1, rows, 128, 128))
+        start = buffer.data_ptr() if library.name == "torch" else buffer.data.ptr
+        draw = np.random.default_rng(2)
+        tile = draw.standard_normal((997, 16, 128))
+        source = self.repeated(library, tile, repeats)
+        address = source.data_ptr() if library.name == "torch" else source.data.ptr
+        row_bytes = 2 * 16 * 128
+        stream = cupy.cuda.get_current_stream().ptr
+        cupy.cuda.runtime.memcpy2DAsync(start, 2 * width, address, row_bytes, row_bytes, rows, 3, stream)
+        library.synchronize()
+        q = library.put(draw.standard_normal((1, 1, 8, 128)), "bfloat16").array
+        contiguous = [self.repeated(library, tile[:, heads], repeats) for heads in (slice(0, 8), slice(8, 16))]
+        spec = Spec(dtype="bfloat16", head_dim=128)
+        gpu = require_device()
+        config = supporting(spec, gpu)[0].default(spec, gpu)
+        got = library.get(attention(q, buffer[:, :, 0:8], buffer[:, :, 8:16], config=config))
+        want = library.get(attention(q, *contiguous, config=config))
+        assert (got == want).all(), f"{library.name}: {int((got != want).sum())} of {got.size} values differ"
+
+    @staticmethod
+    def repeated(library: Any, tile: Any, times: int) -> Any:
+        """``tile`` (rows, heads, head_dim) again and again along the rows of one batch entry."""
+        rows, heads, head_dim = tile.shape
+        buffer = library.put_bits(np.tile(library.encode(tile, "bfloat16").reshape(-1), times), "bfloat16")
+        shape = (1, rows * times, heads, head_dim)
+        return library.view(buffer, 0, shape, (math.prod(shape), heads * head_dim, head_dim, 1))
+
+    @staticmethod
+    def zeros(library: Any, count: int) -> Any:
+        if library.name == "torch":
+            return library.torch.zeros(count, dtype=library.torch.bfloat16, device="cuda")
+        return library.cupy.zeros(count, np.uint16).view(library.dtype("bfloat16"))
+
+
+class TestErrors:
+    def test_the_gpu_stays_usable(self, library: Any, dtype: str) -> None:
+        """Arrays of another kind or place, and overlap, are refused before anything is launched."""
+        host = np.ones((1, 4, 1, 64), np.float32)
+        q = library.put(host, dtype).array
+        wrong: list[tuple[Any, dict[str, Any]]] = [
+            ((q, host, q), {}),
+            ((host, q, q), {}),
+            ((q, q, q), {"out": q}),
+            ((q, q, q), {"scale": math.nan}),
+            ((q, q[:, :2], q), {}),
+        ]
+        if library.name == "torch":
+            wrong += [((q, q.cpu(), q), {}), ((q.cpu(),) * 3, {})]
+        for arrays, options in wrong:
+            with pytest.raises(FlashtuneError):
+                attention(*arrays, **options)
+        library.synchronize()
+        out, lse = library.run(host, host, host, dtype)
+        assert not expect(f"{library.name} {dtype} after errors", out, lse, [1.0] * 4, [8 + math.log(4)] * 4)
+
+    def test_libraries_do_not_mix(self, library: Any) -> None:
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        import cupy
+
+        q = library.put(np.ones((1, 4, 1, 64)), "float16").array
+        other = cupy.zeros((1, 4, 1, 64), np.float16) if library.name == "torch" else torch.zeros((1, 4, 1, 64)).half()
+        with pytest.raises(TypeError, match="k is a "):
+            attention(q, other, q)
+
+    def test_grad(self, library: Any) -> None:
+        if library.name != "torch":
+            pytest.skip("CuPy has no gradients")
+        torch = library.torch
+        q, other = (torch.ones((1, 4, 1, 64), dtype=torch.float16, device="cuda") for _ in range(2))
+        q.requires_grad_()
+        for arrays in ((q, other, other), (other, q, other), (other, other, q)):
+            with pytest.raises(NotImplementedError, match="no_grad"):
+                attention(*arrays)
+            with torch.no_grad():
+                assert not attention(*arrays).requires_grad
+            with pytest.raises(NotImplementedError, match="no_grad"):
+                attention(*arrays)
