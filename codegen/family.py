@@ -113,7 +113,7 @@ class Family(ABC):
 
 
 def _kind(reason: str) -> str:
-    return re.sub(r"\d+", "#", reason)
+    return re.sub(r"\b\d+\b", "#", reason)  # names such as h100 stay whole
 
 
 def families() -> dict[str, Family]:
