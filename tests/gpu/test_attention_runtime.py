@@ -134,7 +134,10 @@ def test_graph_replay_equals_eager(library: Any, return_lse: bool) -> None:
     draw = np.random.default_rng(11)
     arrays = [library.put(draw.standard_normal((2, 65, 4, 64)), "float16").array for _ in range(3)]
     fresh = [library.put(draw.standard_normal((2, 65, 4, 64)), "float16").array for _ in range(3)]
-    call = lambda inputs: attention(*inputs, causal=True, return_lse=return_lse)  # noqa: E731
+
+    def call(inputs: list[Any]) -> Any:
+        return attention(*inputs, causal=True, return_lse=return_lse)
+
     want = call(fresh)
     stream = Stream(library)
     with stream:
