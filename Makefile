@@ -5,7 +5,8 @@ EXTRA ?= cuda13
 GPU ?= h100
 ARGS ?=
 PYTEST_ARGS ?=
-# One worker per core; more than 8 gain nothing.
+# One worker per core; more than 8 gain nothing. No test takes minutes: one that hangs is to fail.
+PYTEST := $(BIN)/python -m pytest --timeout=300
 WORKERS ?= -n auto --maxprocesses=8
 TEMPLATES = $(shell find templates -name '*.jinja' -o -name '*.cuh')
 
@@ -28,7 +29,7 @@ tune: $(VENV)/.flashtune ## set up, then tune a small set of problems for GPU (d
 	$(BIN)/flashtune tune --gpu $(GPU) $(ARGS)
 
 test: lint ## set up, then ruff, mypy, clang-format and all tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu" $(WORKERS) $(PYTEST_ARGS)
+	$(PYTEST) -m "not gpu" $(WORKERS) $(PYTEST_ARGS)
 
 dev: $(VENV)/.flashtune-dev ## set up with the development tools
 
@@ -44,10 +45,10 @@ lint: dev ## check formatting, style and types
 	$(BIN)/clang-format --dry-run -Werror $(TEMPLATES)
 
 test-gpu: dev ## the tests that need a GPU
-	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+	$(PYTEST) -m gpu $(PYTEST_ARGS)
 
 golden: dev ## rewrite the golden generated sources
-	$(BIN)/python -m pytest -q tests/codegen/test_golden.py --update-golden
+	$(PYTEST) -q tests/codegen/test_golden.py --update-golden
 
 bench: dev ## compare with other attention kernels on the GPU at hand
 	$(BIN)/python benchmarks/attention.py $(ARGS)
