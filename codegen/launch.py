@@ -7,8 +7,10 @@ current (:class:`DeviceGuard`).
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections import deque
 from types import TracebackType
+from typing import Any
 
 from cupy.cuda import runtime
 from cupy.cuda.function import Module
@@ -19,6 +21,8 @@ from flashtune.errors import IllegalConfig, LaunchError
 from .cache import compiled
 from .compile import Compiled
 from .plan import PARAMS_BYTES, POINTERS, Kernel, Plan, Strides, pack_arguments
+
+pack_pointers = POINTERS.pack_into
 
 
 class DeviceGuard:
@@ -48,8 +52,7 @@ class _Slot:
     __slots__ = ("address", "arguments", "params")
 
     def __init__(self, arguments: bytes) -> None:
-        self.params = ctypes.create_string_buffer(PARAMS_BYTES)
-        self.params[POINTERS.size :] = arguments
+        self.params = ctypes.create_string_buffer(bytes(POINTERS.size) + arguments, PARAMS_BYTES)
         self.arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.params))
         self.address = ctypes.addressof(self.arguments)
 
@@ -57,14 +60,14 @@ class _Slot:
 class BoundPlan:
     """A loaded plan with its strides and scale: only pointers are missing. Safe to launch from several threads."""
 
-    __slots__ = ("_arguments", "_function", "_geometry", "_slots", "loaded")
+    __slots__ = ("_arguments", "_launch", "_slots", "loaded")
 
     def __init__(self, loaded: LoadedPlan, arguments: bytes) -> None:
         (kernel,) = loaded.plan.kernels
+        geometry = (*kernel.grid, kernel.threads, 1, 1, kernel.shared_memory)
         self.loaded = loaded
         self._arguments = arguments
-        self._function: int = loaded.functions[0].ptr
-        self._geometry = (*kernel.grid, kernel.threads, 1, 1, kernel.shared_memory)
+        self._launch = functools.partial(driver.launchKernel, loaded.functions[0].ptr, *geometry)
         self._slots: deque[_Slot] = deque([_Slot(arguments)])
 
     def launch(self, q: int, k: int, v: int, out: int, lse: int, stream: int) -> None:
@@ -73,10 +76,13 @@ class BoundPlan:
         A launch takes a slot out of the pool and puts it back, so that threads never share one.
         """
         slots = self._slots
-        slot = slots.pop() if slots else _Slot(self._arguments)
-        POINTERS.pack_into(slot.params, 0, q, k, v, out, lse)
         try:
-            driver.launchKernel(self._function, *self._geometry, stream, slot.address, 0)
+            slot = slots.pop()
+        except IndexError:  # other threads have them all
+            slot = _Slot(self._arguments)
+        pack_pointers(slot.params, 0, q, k, v, out, lse)
+        try:
+            self._launch(stream, slot.address, 0)
         except driver.CUDADriverError as error:
             raise LaunchError(f"{self.loaded.plan.config} on {self.loaded.plan.gpu}: {error}") from error
         slots.append(slot)
@@ -93,9 +99,7 @@ class LoadedPlan:
         self.compiled = built
         with DeviceGuard(device):
             runtime.free(0)  # makes the device's primary context current
-            self.functions = [
-                _load(kernel, each, plan) for kernel, each in zip(plan.kernels, built, strict=True)
-            ]
+            self.functions = [_load(kernel, each, plan) for kernel, each in zip(plan.kernels, built, strict=True)]
 
     def bind(self, strides: tuple[Strides, Strides, Strides, Strides], scale: float) -> BoundPlan:
         """``strides`` of q, k, v and out in elements: (batch, row, head)."""
@@ -120,7 +124,7 @@ def _built(plan: Plan, *, refresh: bool) -> tuple[Compiled, ...]:
     return tuple(compiled(kernel.source, plan.gpu.arch, refresh=refresh) for kernel in plan.kernels)
 
 
-def _load(kernel: Kernel, built: Compiled, plan: Plan) -> object:
+def _load(kernel: Kernel, built: Compiled, plan: Plan) -> Any:
     module = Module()
     try:
         module.load(built.cubin)

@@ -78,9 +78,7 @@ class Plan:
         return self.config.family
 
 
-def pack_arguments(
-    problem: Problem, strides: tuple[Strides, Strides, Strides, Strides], scale: float
-) -> bytes:
+def pack_arguments(problem: Problem, strides: tuple[Strides, Strides, Strides, Strides], scale: float) -> bytes:
     """The part of ``struct Params`` behind the pointers. ``strides`` are those of q, k, v and out."""
     flat = [stride for tensor in strides for stride in tensor]
     return ARGUMENTS.pack(

@@ -84,9 +84,7 @@ class Problem:
             if getattr(self, name) >= 2**31:
                 raise InvalidInput(f"{name}={getattr(self, name)} must be below 2**31")
         if self.num_heads % self.num_heads_kv:
-            raise InvalidInput(
-                f"num_heads={self.num_heads} must be a multiple of num_heads_kv={self.num_heads_kv}"
-            )
+            raise InvalidInput(f"num_heads={self.num_heads} must be a multiple of num_heads_kv={self.num_heads_kv}")
         if self.alignment not in (VECTOR_ALIGNMENT, ITEM_BYTES[self.dtype]):
             raise InvalidInput(
                 f"alignment={self.alignment} must be {VECTOR_ALIGNMENT} or one element ({ITEM_BYTES[self.dtype]} bytes)"
@@ -131,9 +129,7 @@ class Problem:
     @property
     def min_bytes(self) -> int:
         """Fewest bytes through device memory: each input read once, the output written once."""
-        inputs = self.batch * self.head_dim * (
-            self.seqlen_q * self.num_heads + 2 * self.seqlen_k * self.num_heads_kv
-        )
+        inputs = self.batch * self.head_dim * (self.seqlen_q * self.num_heads + 2 * self.seqlen_k * self.num_heads_kv)
         output = self.batch * self.head_dim * self.seqlen_q * self.num_heads
         return inputs * ITEM_BYTES[self.dtype] + output * ITEM_BYTES[self.spec.output]
 

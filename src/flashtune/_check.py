@@ -43,8 +43,6 @@ class Call:
     shape: tuple[int, ...]
     """Of q and out, in the caller's layout."""
     lse_shape: tuple[int, int, int]
-    dense: bool
-    """q is contiguous."""
     extents: tuple[Extent, Extent, Extent, Extent]
     """Of q, k, v and out as the caller gave them."""
 
@@ -93,7 +91,6 @@ def check_call(q: Facts, k: Facts, v: Facts, out: Facts | None, options: Options
         copies=copies,
         shape=q.shape,
         lse_shape=(batch, num_heads, seqlen_q),
-        dense=q.strides == contiguous_strides(q.shape),
         extents=(extent(q), extent(k), extent(v), extent(out or q)),
     )
 

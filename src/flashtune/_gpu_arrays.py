@@ -48,34 +48,27 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Ready:
-    """What a warm call needs. ``context`` is the CUDA context in which ``launch`` is legal.
-
-    ``where`` is the library's own object for the device, if it has one. Strides count elements.
-    """
+    """What a warm call needs. ``context`` is the CUDA context in which ``launch`` is legal. Strides count elements."""
 
     __slots__ = (
         "call",
         "context",
-        "dense",
         "device",
         "extents",
         "launch",
         "lse_shape",
         "lse_strides",
         "out_strides",
-        "where",
     )
 
-    def __init__(self, call: Call, device: int, where: Any, context: int, launch: Launch) -> None:
+    def __init__(self, call: Call, device: int, context: int, launch: Launch) -> None:
         self.call = call
         self.device = device
         self.launch = launch
-        self.dense = call.dense
         self.extents = call.extents
         self.lse_shape = call.lse_shape
         self.lse_strides = contiguous_strides(call.lse_shape)
         self.out_strides = contiguous_strides(call.shape)
-        self.where = where
         self.context = NO_CONTEXT if call.empty or any(call.copies) else context
 
 
@@ -169,7 +162,7 @@ class GpuArrays(ArrayKind):
     def _make_ready(self, call: Call, q: Any) -> Ready:
         device = self.device(q)
         if call.empty:
-            return Ready(call, device, None, NO_CONTEXT, _launch_nothing)
+            return Ready(call, device, NO_CONTEXT, _launch_nothing)
         from ._choose import plan_for
 
         layer = self.layer
@@ -178,7 +171,7 @@ class GpuArrays(ArrayKind):
             capturing = layer.capturing(self.stream(device))
             loaded = plan_for(call.problem, gpu, call.config, lambda plan: layer.load(plan, device, capturing))
             bound = loaded.bind(call.strides, call.scale)
-            return Ready(call, device, getattr(q, "device", None), layer.context(), bound.launch)
+            return Ready(call, device, layer.context(), bound.launch)
 
 
 def foreign(name: str, array: Any, expected: str) -> InvalidType:

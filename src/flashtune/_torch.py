@@ -30,8 +30,7 @@ class TorchArrays(GpuArrays):
         super().__init__(layer)
         self.torch = torch
         self.types = (torch.Tensor, torch.nn.Parameter)
-        self._empty_like: Callable[[Any], Any] = torch.empty_like
-        self._empty_strided: Callable[..., Any] = torch.empty_strided  # quicker than empty and new_empty
+        self._empty = _empty_on_current_device(torch)
         self._is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         forward_ad = getattr(torch.autograd, "forward_ad", None)
         self._forward: Any = forward_ad if hasattr(forward_ad, "_current_level") else _NoForwardMode
@@ -85,16 +84,13 @@ class TorchArrays(GpuArrays):
         if self._context() != ready.context:
             return self.launch_uncommon(ready, q, k, v, out)
         if out is None:
-            if ready.dense:
-                out = self._empty_like(q)
-            else:
-                out = self._empty_strided(shape, ready.out_strides, dtype=q.dtype, device=ready.where)
+            out = self._empty(shape, ready.out_strides, q.dtype)
             out_address = out.data_ptr()
         else:
             check_overlap(ready.extents, q_address, k_address, v_address, out_address)
         stream = self._stream(ready.device)
         if options[2]:
-            lse = self._empty_strided(ready.lse_shape, ready.lse_strides, dtype=self._float32, device=ready.where)
+            lse = self._empty(ready.lse_shape, ready.lse_strides, self._float32)
             ready.launch(q_address, k_address, v_address, out_address, lse.data_ptr(), stream)
             return out, lse
         ready.launch(q_address, k_address, v_address, out_address, 0, stream)
@@ -159,6 +155,19 @@ class TorchArrays(GpuArrays):
 
     def stream(self, device: int) -> int:
         return self._stream(device)
+
+
+def _empty_on_current_device(torch: Any) -> Callable[[Any, Any, Any], Any]:
+    """The quickest way to a new tensor of given shape, strides and dtype on the current device."""
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    if quick := getattr(guards, "_empty_strided_cuda", None):  # what code compiled by torch itself calls
+        found: Callable[[Any, Any, Any], Any] = quick
+        return found
+
+    def empty(shape: Any, strides: Any, dtype: Any) -> Any:
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+
+    return empty
 
 
 def _current_stream(torch: Any) -> Callable[[int], int]:

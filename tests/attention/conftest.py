@@ -230,7 +230,6 @@ class Fakes:
                 strided="strided",
                 autograd=SimpleNamespace(forward_ad=self.forward_ad),
                 is_grad_enabled=lambda: self.grad,
-                empty_like=lambda like: FakeTensor(allocate(like.shape, like.host.dtype), like.index),
                 empty_strided=self._empty_strided,
                 _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: self.stream + device),
                 **names,
@@ -246,9 +245,9 @@ class Fakes:
             )
             self.kind = CupyArrays(module, self.layer)
 
-    @staticmethod
-    def _empty_strided(shape: Any, strides: Any, *, dtype: str, device: str) -> FakeTensor:
-        tensor = FakeTensor(allocate(shape, dtype.removeprefix("torch.")), int(device.removeprefix("cuda:")))
+    def _empty_strided(self, shape: Any, strides: Any, *, dtype: str, device: str) -> FakeTensor:
+        assert device == "cuda", "the current device"
+        tensor = FakeTensor(allocate(shape, dtype.removeprefix("torch.")), self.layer.current)
         assert tensor.stride() == strides
         return tensor
 

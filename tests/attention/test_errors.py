@@ -15,7 +15,14 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
 from flashtune.errors import CompileError, FlashtuneError, IllegalConfig, InvalidInput, InvalidType, UnsupportedProblem
 
-GOOD: dict[str, Any] = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 1, "q_in_registers": False, "blocks_per_sm": 1}
+GOOD: dict[str, Any] = {
+    "block_m": 64,
+    "block_n": 64,
+    "num_warps": 4,
+    "num_stages": 1,
+    "q_in_registers": False,
+    "blocks_per_sm": 1,
+}
 
 
 def refused(

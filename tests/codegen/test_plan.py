@@ -47,9 +47,7 @@ def test_plan_launches_one_block_per_tile() -> None:
 
 
 def test_plan_refuses_an_illegal_config_with_both_numbers() -> None:
-    spec = Problem(
-        dtype="float16", head_dim=256, batch=1, seqlen_q=1, seqlen_k=1, num_heads=1, num_heads_kv=1
-    )
+    spec = Problem(dtype="float16", head_dim=256, batch=1, seqlen_q=1, seqlen_k=1, num_heads=1, num_heads_kv=1)
     config = FAMILY.config_type.from_json(
         {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 3, "q_in_registers": False, "blocks_per_sm": 1}
     )
@@ -58,8 +56,6 @@ def test_plan_refuses_an_illegal_config_with_both_numbers() -> None:
 
 
 def test_plan_refuses_more_tiles_than_a_launch_takes() -> None:
-    huge = Problem(
-        dtype="float16", head_dim=8, batch=2**20, seqlen_q=2**20, seqlen_k=1, num_heads=1024, num_heads_kv=1
-    )
+    huge = Problem(dtype="float16", head_dim=8, batch=2**20, seqlen_q=2**20, seqlen_k=1, num_heads=1024, num_heads_kv=1)
     with pytest.raises(UnsupportedProblem, match="tiles, a launch takes at most 2147483647"):
         FAMILY.plan(huge, FAMILY.default(huge.spec, GPU), GPU)

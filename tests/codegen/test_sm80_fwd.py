@@ -37,7 +37,11 @@ def config(**changes: object) -> Sm80FwdConfig:
     [
         (SPEC, "t4", "needs compute capability 8.0 or later, t4 has 7.5"),
         (Spec(dtype="float32", head_dim=64), "a100", "dtype=float32 is not supported. Supported: float16, bfloat16"),
-        (Spec(dtype="float16", head_dim=260), "a100", "head_dim=260 is not supported. Supported: multiples of 8 from 8 to"),
+        (
+            Spec(dtype="float16", head_dim=260),
+            "a100",
+            "head_dim=260 is not supported. Supported: multiples of 8 from 8 to",
+        ),
         (Spec(dtype="float16", head_dim=264), "a100", "head_dim=264 is not supported"),
         (Spec(dtype="float16", head_dim=4), "a100", "head_dim=4 is not supported"),
         (Spec(dtype="float16", head_dim=64, out_dtype="float32"), "a100", "the output has the dtype of the inputs"),
@@ -100,7 +104,14 @@ def test_shared_memory_is_counted_as_the_kernel_lays_it_out() -> None:
     assert FAMILY.resources(config(), Spec(dtype="float16", head_dim=72)).shared_memory == (128 + 2 * 64) * 160
 
 
-ARCHS = {"a100": "sm_80", "a10": "sm_86", "rtx-4090": "sm_89", "h200": "sm_90a", "b200": "sm_100a", "rtx-5090": "sm_120"}
+ARCHS = {
+    "a100": "sm_80",
+    "a10": "sm_86",
+    "rtx-4090": "sm_89",
+    "h200": "sm_90a",
+    "b200": "sm_100a",
+    "rtx-5090": "sm_120",
+}
 
 
 @pytest.mark.nvrtc

@@ -1,0 +1,158 @@
+"""Forward attention against PyTorch's SDPA (FlashAttention-2 and cuDNN), interleaved in one run.
+
+    python benchmarks/attention.py --out benchmarks/results/attention_h200.json
+
+Each contender's call is captured in a CUDA graph. A round replays all of them once, in an order that rotates, each
+behind a flush of the L2 cache; events enclose the replay alone. Times are medians over the rounds, ratios medians of
+the ratios within a round. Inputs are random normal. In the same run, 64 random rows of each output are compared with
+float64 by the project's tolerance rule. Needs PyTorch with CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from environment import environment
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import flashtune
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.tolerance import judge
+from flashtune.tuner.presets import preset
+
+BACKENDS = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
+SAMPLED_ROWS = 64
+FLUSH_BYTES = 256 * 2**20
+
+
+def contenders(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    calls: dict[str, Callable[[], Any]] = {"flashtune": lambda: flashtune.attention(q, k, v, causal=problem.causal)}
+    heads_first = [each.transpose(1, 2) for each in (q, k, v)]
+    grouped = problem.num_heads != problem.num_heads_kv
+
+    def sdpa(backend: SDPBackend) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            out = scaled_dot_product_attention(*heads_first, is_causal=problem.causal, enable_gqa=grouped)
+        return out.transpose(1, 2)
+
+    for name, backend in BACKENDS.items():
+        calls[name] = lambda backend=backend: sdpa(backend)
+    return calls
+
+
+def check(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> str:
+    """Empty if sampled rows of ``out`` are within the tolerance, else what is wrong."""
+    generator = torch.Generator().manual_seed(1)
+    batch = int(torch.randint(problem.batch, (), generator=generator))
+    head = int(torch.randint(problem.num_heads, (), generator=generator))
+    rows = torch.randint(problem.seqlen_q, (SAMPLED_ROWS,), generator=generator).to(q.device)
+    head_kv = head // (problem.num_heads // problem.num_heads_kv)
+    hidden = torch.arange(problem.seqlen_k, device=q.device)[None] > rows[:, None] + problem.seqlen_k - problem.seqlen_q
+
+    def exact(dtype: torch.dtype) -> torch.Tensor:
+        scores = q[batch, rows, head].to(dtype) @ k[batch, :, head_kv].to(dtype).T * problem.default_scale
+        if problem.causal:
+            scores = scores.masked_fill(hidden, -math.inf)
+        return torch.softmax(scores, -1) @ v[batch, :, head_kv].to(dtype)
+
+    verdict = judge(
+        out[batch, rows, head].float().cpu().numpy(),
+        exact(torch.float32).to(out.dtype).float().cpu().numpy(),
+        exact(torch.float64).cpu().numpy(),
+        problem.dtype,
+    )
+    return "" if verdict.ok else str(verdict)
+
+
+def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        call()  # warm: compiled and loaded before capture
+        stream.synchronize()
+        graph.capture_begin()
+        call()
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
+
+
+def run_row(problem: Problem, rounds: int, flush: torch.Tensor) -> dict[str, Any]:
+    dtype = getattr(torch, problem.dtype)
+
+    def random(seqlen: int, heads: int) -> torch.Tensor:
+        return torch.randn(problem.batch, seqlen, heads, problem.head_dim, device="cuda", dtype=dtype)
+
+    q = random(problem.seqlen_q, problem.num_heads)
+    k, v = (random(problem.seqlen_k, problem.num_heads_kv) for _ in range(2))
+    calls = contenders(problem, q, k, v)
+    graphs, errors = {}, {}
+    for name, call in calls.items():
+        if wrong := check(problem, q, k, v, call()):
+            errors[name] = wrong
+        graphs[name] = captured(call)
+    names = list(graphs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds + 2):
+        marks = {}
+        for turn in range(len(names)):
+            name = names[(turn + number) % len(names)]
+            marks[name] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            flush.zero_()
+            marks[name][0].record()
+            graphs[name].replay()
+            marks[name][1].record()
+        torch.cuda.synchronize()
+        if number >= 2:  # the first rounds warm up
+            for name, (start, end) in marks.items():
+                times[name].append(start.elapsed_time(end) * 1e3)
+    ours = times["flashtune"]
+    return {
+        "problem": problem.key,
+        "config": str(flashtune.explain(problem).config),
+        "level": flashtune.explain(problem).level,
+        "us": {name: round(statistics.median(each), 2) for name, each in times.items()},
+        "tflops": {name: round(problem.flops / statistics.median(each) / 1e6, 1) for name, each in times.items()},
+        "speedup": {
+            name: round(statistics.median(theirs / own for theirs, own in zip(each, ours, strict=True)), 4)
+            for name, each in times.items()
+            if name != "flashtune"
+        },
+        "errors": errors,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="grid", help="problems, as in flashtune tune --preset (default: grid)")
+    parser.add_argument("--rounds", type=int, default=20, help="timed rounds per row (default: 20)")
+    parser.add_argument("--out", type=Path, help="result file (JSON)")
+    options = parser.parse_args()
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    before = environment()
+    rows = []
+    for problem in preset(options.preset):
+        rows.append(row := run_row(problem, options.rounds, flush))
+        shown = " ".join(f"{name} {value:.3f}" for name, value in row["speedup"].items())
+        print(f"{problem!s:44} {row['tflops']['flashtune']:6.1f} TFLOP/s  {shown}  {row['errors'] or ''}", flush=True)
+    summary = {name: round(statistics.geometric_mean(row["speedup"][name] for row in rows), 4) for name in BACKENDS}
+    worst = {name: min(row["speedup"][name] for row in rows) for name in BACKENDS}
+    print(f"geometric mean of the speedup over {summary}, lowest {worst}")
+    if options.out:
+        result = {"what": __doc__, "environment": before, "rounds": options.rounds, "summary": summary, "rows": rows}
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(row["errors"] for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

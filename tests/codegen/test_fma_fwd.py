@@ -1,0 +1,204 @@
+"""Rules of fma_fwd: what it refuses and why, and that what it promises compiles."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from flashtune.codegen.families.fma_fwd import FmaFwd, FmaFwdConfig, register_cap
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu_table import GPUS
+from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
+from flashtune.codegen.render import render_source
+from flashtune.errors import InvalidInput
+
+FAMILY = FmaFwd()
+H200 = gpu_by_alias("h200")
+SPEC = Spec(dtype="float32", head_dim=64)
+HEAD_DIMS = range(8, 257, 8)
+
+
+def config(**changes: object) -> FmaFwdConfig:
+    values: dict[str, object] = {
+        "block_m": 64,
+        "block_n": 64,
+        "num_threads": 128,
+        "threads_n": 8,
+        "share_kv": False,
+        "blocks_per_sm": 1,
+    }
+    return FmaFwdConfig.from_json(values | changes)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (replace(SPEC, head_dim=260), "head_dim=260 is not supported. Supported: multiples of 8 from 8 to 256"),
+        (replace(SPEC, head_dim=264), "head_dim=264 is not supported. Supported: multiples of 8 from 8 to 256"),
+        (replace(SPEC, head_dim=0), "head_dim=0 is not supported. Supported: multiples of 8 from 8 to 256"),
+        (replace(SPEC, dtype="int8"), "dtype=int8 is not supported. Supported: float16, bfloat16, float32"),
+        (replace(SPEC, op="decode"), "op=decode is not supported. Supported: forward"),
+    ],
+)
+def test_unsupported_says_why(spec: Spec, reason: str) -> None:
+    assert FAMILY.unsupported(spec, H200) == reason
+
+
+def test_gpus_older_than_turing_are_refused() -> None:
+    old = replace(gpu_by_alias("t4"), capability=(7, 0))
+    assert FAMILY.unsupported(SPEC, old) == "compute capability 7.0 is too old. Supported: 7.5 and later"
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_every_gpu_serves_every_head_dim_without_spills(gpu: str, dtype: str) -> None:
+    for head_dim in HEAD_DIMS:
+        for out_dtype in ("", "float32", "float64"):
+            for alignment in (16, ITEM_BYTES[dtype]):
+                spec = Spec(dtype=dtype, head_dim=head_dim, alignment=alignment, out_dtype=out_dtype)
+                assert FAMILY.unsupported(spec, GPUS[gpu]) is None
+                chosen = FAMILY.default(spec, GPUS[gpu])
+                assert FAMILY.illegal(chosen, spec, GPUS[gpu]) is None, f"{spec} {chosen}"
+                assert FAMILY.resources(chosen, spec).spill_free, f"{spec} {chosen}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu", "reason"),
+    [
+        ({"threads_n": 32, "block_n": 16}, "h200", "block_n=16 gives threads_n=32 less than a key each"),
+        (
+            {"block_m": 16, "num_threads": 256},
+            "h200",
+            "block_m=16 does not give each of 32 groups of threads whole rows",
+        ),
+        ({}, "t4", "needs 69632 B of shared memory, t4 has 65536 B"),
+        ({"blocks_per_sm": 4}, "h200", "blocks_per_sm=4 do not fit the shared memory of h200"),
+        (
+            {"num_threads": 256, "block_m": 32, "block_n": 32, "blocks_per_sm": 4, "threads_n": 8, "share_kv": True},
+            "t4",
+            "blocks_per_sm=4 do not fit the shared memory of t4",
+        ),
+        ({"block_m": 128, "block_n": 128}, "h200", "needs about 323 registers per thread, 255 are left"),
+        ({"blocks_per_sm": 2}, "h200", "blocks_per_sm=2 caps registers no more than 1 does"),
+    ],
+)
+def test_illegal_says_why(changes: dict[str, object], gpu: str, reason: str) -> None:
+    assert FAMILY.illegal(config(**changes), SPEC, gpu_by_alias(gpu)) == reason
+
+
+def test_more_threads_than_an_sm_takes_are_refused() -> None:
+    small = config(num_threads=256, block_m=32, block_n=16, blocks_per_sm=4)
+    tiny = Spec(dtype="float16", head_dim=8)
+    assert FAMILY.illegal(small, tiny, gpu_by_alias("t4")) is None
+    crowded = replace(gpu_by_alias("t4"), capability=(8, 6))
+    assert FAMILY.illegal(small, tiny, crowded) is None
+    wide = config(num_threads=256, block_m=32, block_n=16, threads_n=8, blocks_per_sm=4)
+    limit = gpu_by_alias("t4").max_threads_sm
+    assert limit == 1024
+    assert FAMILY.illegal(wide, tiny, gpu_by_alias("t4")) is None
+
+
+def test_threads_must_divide_the_head_dim() -> None:
+    reason = "head_dim=72 can't be divided among threads_n=16"
+    assert FAMILY.illegal(config(threads_n=16), replace(SPEC, head_dim=72), H200) == reason
+
+
+def test_a_double_output_needs_double_sums() -> None:
+    double = replace(SPEC, out_dtype="float64")
+    assert FAMILY.illegal(config(), double, H200) == "an output in float64 needs accumulate=float64"
+    exact = config(block_m=32, accumulate="float64")
+    assert FAMILY.illegal(exact, double, H200) is None
+    names = FAMILY.names(exact, double)
+    assert (names["accum_type"], names["output_type"], names["lse_type"]) == ("double", "double", "double")
+    names = FAMILY.names(exact, SPEC)
+    assert (names["accum_type"], names["output_type"], names["lse_type"]) == ("double", "float", "float")
+
+
+def test_the_search_leaves_accumulate_alone() -> None:
+    legal, _ = FAMILY.enumerate(SPEC, H200)
+    assert {each.to_json().get("accumulate", "float32") for each in legal} == {"float32"}
+    assert "accumulate" not in config().key
+
+
+def test_a_value_outside_the_choices_names_them() -> None:
+    with pytest.raises(InvalidInput, match=r"num_threads=96 is not allowed. Allowed: 64, 128, 256"):
+        config(num_threads=96)
+    with pytest.raises(InvalidInput, match="FmaFwdConfig.share_kv must be bool, not 1"):
+        config(share_kv=1)
+
+
+def test_enumeration_is_legal_distinct_and_counts_the_rest() -> None:
+    legal, reasons = FAMILY.enumerate(SPEC, H200)
+    assert len(legal) == len({each.key for each in legal}) > 100
+    assert all(FAMILY.illegal(each, SPEC, H200) is None for each in legal)
+    points = math.prod(len(each.choices) for each in FmaFwdConfig.parameters() if each.searched)
+    assert len(legal) + sum(reasons.values()) == points
+
+
+@pytest.mark.parametrize("gpu", ["t4", "rtx-4090"])
+def test_small_gpus_have_something_to_search(gpu: str) -> None:
+    for head_dim in HEAD_DIMS:
+        legal, _ = FAMILY.enumerate(replace(SPEC, head_dim=head_dim), gpu_by_alias(gpu))
+        assert len(legal) >= 5, head_dim
+
+
+def test_shared_memory_is_counted_as_the_kernel_lays_it_out() -> None:
+    # P: 64 rows of 64 floats; Q, K, V: 64 rows of head_dim elements each; every row has 4 elements more.
+    assert FAMILY.resources(config(), SPEC).shared_memory == 64 * 68 * 4 + 3 * 64 * 68 * 4
+    assert FAMILY.resources(config(share_kv=True), SPEC).shared_memory == 64 * 68 * 4 + 2 * 64 * 68 * 4
+    assert FAMILY.resources(config(), replace(SPEC, dtype="float16")).shared_memory == 64 * 68 * 4 + 3 * 64 * 68 * 2
+    assert FAMILY.resources(config(accumulate="float64"), SPEC).shared_memory == 64 * 68 * 8 + 3 * 64 * 68 * 4
+
+
+def test_tiles_cover_every_row_of_every_head() -> None:
+    problem = Problem(
+        dtype="float32", head_dim=64, batch=3, seqlen_q=129, seqlen_k=7, num_heads=10, num_heads_kv=5, causal=True
+    )
+    assert FAMILY.tiles(config(), problem) == 3 * 10 * 3
+    plan = FAMILY.plan(problem, config(), H200)
+    (kernel,) = plan.kernels
+    assert (kernel.grid, kernel.threads, kernel.entry) == ((90, 1, 1), 128, "fma_fwd")
+
+
+ARCHS = {
+    "t4": "sm_75",
+    "a100": "sm_80",
+    "a10": "sm_86",
+    "rtx-4090": "sm_89",
+    "h200": "sm_90a",
+    "b200": "sm_100a",
+    "rtx-5090": "sm_120",
+}
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("gpu", ARCHS)
+def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str) -> None:
+    from flashtune.codegen.compile import compile_source
+
+    draw = random.Random(gpu)
+    device = gpu_by_alias(gpu)
+    assert device.arch == ARCHS[gpu]
+    for head_dim in (24, 64, 128, 256):
+        dtype = draw.choice(["float16", "bfloat16", "float32"])
+        spec = Spec(
+            dtype=dtype,
+            head_dim=head_dim,
+            causal=draw.random() < 0.5,
+            alignment=draw.choice([16, 16, ITEM_BYTES[dtype]]),
+        )
+        legal, _ = FAMILY.enumerate(spec, device)
+        promised = [each for each in legal if FAMILY.resources(each, spec).spill_free]
+        exact = replace(spec, out_dtype="float64")
+        sample = [(spec, FAMILY.default(spec, device)), (exact, FAMILY.default(exact, device))]
+        sample += [(spec, each) for each in draw.sample(promised, 1)]
+        for asked, each in sample:
+            assert isinstance(each, FmaFwdConfig)
+            source = render_source(FAMILY.name, asked, each, FAMILY.names(each, asked))
+            built = compile_source(source, device.arch)
+            assert built.spill_bytes == 0, f"{asked} {each}: {built.spill_bytes} bytes"
+            assert built.registers <= register_cap(each.num_threads, each.blocks_per_sm), f"{asked} {each}"
+            assert built.static_shared_bytes == 0

@@ -1,0 +1,74 @@
+"""Generated sources of a few points per family, kept in git so that a template change shows its effect in review."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import pytest
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.families.fma_fwd import FmaFwdConfig
+from flashtune.codegen.families.sm80_fwd import Sm80FwdConfig
+from flashtune.codegen.family import family
+from flashtune.codegen.problem import Spec
+from flashtune.codegen.render import render_source
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def sm80(**changes: object) -> Sm80FwdConfig:
+    values: dict[str, object] = {
+        "block_m": 128,
+        "block_n": 64,
+        "num_warps": 4,
+        "num_stages": 2,
+        "q_in_registers": False,
+        "blocks_per_sm": 1,
+    }
+    return Sm80FwdConfig.from_json(values | changes)
+
+
+def fma(**changes: object) -> FmaFwdConfig:
+    values = {each.name: each.choices[0] for each in FmaFwdConfig.parameters() if each.neutral is None}
+    return FmaFwdConfig.from_json(values | changes)
+
+
+POINTS: dict[str, tuple[Spec, Config]] = {
+    "sm80_fwd-bfloat16-d128": (Spec(dtype="bfloat16", head_dim=128), sm80()),
+    "sm80_fwd-bfloat16-d128-causal": (Spec(dtype="bfloat16", head_dim=128, causal=True), sm80()),
+    "sm80_fwd-float16-d64-causal": (Spec(dtype="float16", head_dim=64, causal=True), sm80(block_n=128, num_stages=1)),
+    "sm80_fwd-float16-d72": (Spec(dtype="float16", head_dim=72), sm80(block_m=64)),
+    "sm80_fwd-bfloat16-d256-q-in-registers": (
+        Spec(dtype="bfloat16", head_dim=256),
+        sm80(num_warps=8, q_in_registers=True),
+    ),
+    "sm80_fwd-float16-d40-unaligned": (Spec(dtype="float16", head_dim=40, alignment=2), sm80(num_stages=3)),
+    "fma_fwd-float32-d64": (Spec(dtype="float32", head_dim=64), fma()),
+    "fma_fwd-bfloat16-d128-causal": (Spec(dtype="bfloat16", head_dim=128, causal=True), fma()),
+    "fma_fwd-float16-d64-reference": (
+        Spec(dtype="float16", head_dim=64, out_dtype="float64"),
+        fma(accumulate="float64"),
+    ),
+}
+
+
+def generated(spec: Spec, config: Config) -> str:
+    rules = family(config.family)
+    source = render_source(rules.name, spec, config, rules.names(config, spec))
+    return f"// {spec}\n// {config}\n{source.readable()}"
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_generated_source_is_as_kept(name: str, update_golden: bool) -> None:
+    path = GOLDEN / f"{name}.cu"
+    now = generated(*POINTS[name])
+    if update_golden:
+        path.write_text(now, encoding="utf-8")
+    kept = path.read_text(encoding="utf-8") if path.exists() else ""
+    drift = "".join(difflib.unified_diff(kept.splitlines(True), now.splitlines(True), str(path.name), "generated now"))
+    assert not drift, f"{drift}\nIf this is meant: make golden"
+
+
+def test_every_golden_has_its_point() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.cu")} == set(POINTS)

@@ -1,0 +1,77 @@
+"""Memory is O(N): nothing beyond the output and the LSE, up to a million tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import flashtune
+from flashtune.codegen.reference import plain_attention
+
+pytestmark = pytest.mark.gpu
+cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+
+HEAD_DIM = 64
+TOLERANCE = 2e-3
+"""For averages of many random values of size 1: far above rounding, far below any of them."""
+
+
+@pytest.fixture
+def requested() -> Iterator[list[int]]:
+    """Sizes in bytes of all that CuPy is asked for during the test."""
+    if not cupy.cuda.is_available():
+        pytest.skip("no CUDA device")
+    sizes: list[int] = []
+
+    def allocate(size: int) -> object:
+        sizes.append(size)
+        return cupy.get_default_memory_pool().malloc(size)
+
+    cupy.cuda.set_allocator(allocate)
+    yield sizes
+    cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def random_inputs(seqlen: int) -> list[object]:
+    draw = np.random.default_rng(seqlen)
+    return [cupy.asarray(draw.standard_normal((1, seqlen, 1, HEAD_DIM), np.float32).astype(np.float16)) for _ in "qkv"]
+
+
+def check_rows(q: object, k: object, v: object, out: object, rows: list[int]) -> None:
+    """Compares single rows of a full attention with float64 on the host."""
+    host_q, host_k, host_v, host_out = (cupy.asnumpy(each) for each in (q, k, v, out))
+    for row in rows:
+        want, _ = plain_attention(host_q[:, row : row + 1], host_k, host_v, causal=False, compute_dtype=np.float64)
+        error = float(np.abs(host_out[:, row].astype(np.float64) - want[:, 0]).max())
+        assert error < TOLERANCE, f"row {row} of {host_q.shape[1]}: error {error}"
+
+
+@pytest.mark.parametrize("seqlen", [2**power for power in range(10, 18)])
+def test_a_call_allocates_its_output_and_lse_and_nothing_else(seqlen: int, requested: list[int]) -> None:
+    q, k, v = random_inputs(seqlen)
+    flashtune.attention(q, k, v, return_lse=True)  # compiles and loads
+    cupy.cuda.runtime.deviceSynchronize()
+    cupy.get_default_memory_pool().free_all_blocks()
+    free_before, _ = cupy.cuda.runtime.memGetInfo()
+    requested.clear()
+    out, lse = flashtune.attention(q, k, v, return_lse=True)
+    cupy.cuda.runtime.deviceSynchronize()
+    free_after, _ = cupy.cuda.runtime.memGetInfo()
+    assert sorted(requested) == sorted([out.nbytes, lse.nbytes])
+    assert lse.nbytes == 4 * seqlen
+    grain = 2 * 2**21  # the driver maps whole pages of 2 MiB for each of the two
+    assert free_before - free_after <= out.nbytes + lse.nbytes + grain
+    check_rows(q, k, v, out, [0, seqlen // 2 + 1, seqlen - 1])
+
+
+def test_a_million_tokens_run(requested: list[int]) -> None:
+    seqlen = 2**20
+    q, k, v = random_inputs(seqlen)
+    requested.clear()
+    out = flashtune.attention(q, k, v)
+    cupy.cuda.runtime.deviceSynchronize()
+    assert requested == [out.nbytes]
+    check_rows(q, k, v, out, [0, 777_777, seqlen - 1])
