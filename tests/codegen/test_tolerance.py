@@ -131,7 +131,9 @@ def test_any_dtype_that_holds_the_values_is_accepted() -> None:
 
 def test_bad_arguments_are_named() -> None:
     one = values(1.0)
-    with pytest.raises(InvalidInput, match="dtype='int8' has no tolerance. Known: float16, bfloat16, float32, float64"):
+    with pytest.raises(
+        InvalidInput, match=r"dtype='int8' has no tolerance. Known: float16, bfloat16, float32, float64"
+    ):
         judge(one, one, one, "int8")
     with pytest.raises(InvalidInput, match=r"shape \(1, 1\) is compared with a reference of shape \(1,\)"):
         judge(one[None], one, one, "float32")
@@ -143,7 +145,7 @@ def test_a_verdict_is_frozen_and_says_its_numbers() -> None:
     verdict = judge(values(1.0), values(1.0), values(1.0), "float32")
     assert str(verdict) == "ok: max error 0 (bound 1.19e-07), RMS error 0 (bound 1.19e-07)"
     with pytest.raises(dataclasses.FrozenInstanceError):
-        verdict.ok = False  # type: ignore[misc]
+        verdict.__setattr__("ok", False)
 
 
 def test_attention_tolerances_catch_a_wrong_column_and_a_wrong_lse() -> None:
