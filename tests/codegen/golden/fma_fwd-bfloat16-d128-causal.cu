@@ -253,8 +253,7 @@ static_assert(kBlockM % kThreadsM == 0 && kBlockN % kThreadsN == 0 && kHeadDim %
 static_assert(kDims % kOutPack == 0 && kChunk % kOutPack == 0, "whole packs");
 static_assert(32 % kThreadsN == 0, "the threads of a row are in one warp");
 
-// Shared memory. Padding makes a row an odd number of packs: reads down a column of packs then touch all
-// banks.
+// Shared memory. Padding makes a row an odd number of packs: reads down a column of packs then touch all banks.
 constexpr int kTileStride = kHeadDim + kPack;   // of Q, K, V: [rows, kHeadDim]
 constexpr int kWeightStride = kBlockN + kPack;  // of P: [kBlockM, kBlockN]
 constexpr int kTileBytes = kBlockN * kTileStride * int(sizeof(Input));
@@ -335,8 +334,9 @@ __device__ __forceinline__ void load_tile(Input* tile_smem, const Input* rows_gm
   if constexpr (kAligned) {
     constexpr int kElements = 16 / int(sizeof(Input));
     constexpr int kPerRow = kHeadDim / kElements;
+    constexpr int kWords = kPack * int(sizeof(Input)) / 4;
     using Wide = Pack<u32, 4>;
-    using Stored = Pack<u32, kPack* int(sizeof(Input)) / 4>;
+    using Stored = Pack<u32, kWords>;
 #pragma unroll 4
     for (int index = threadIdx.x; index < kCount * kPerRow; index += kNumThreads) {
       const int row = index / kPerRow;
@@ -345,7 +345,6 @@ __device__ __forceinline__ void load_tile(Input* tile_smem, const Input* rows_gm
       if (row < num_rows) {
         wide = *reinterpret_cast<const Wide*>(rows_gmem + row * stride_row + col);
       }
-      constexpr int kWords = kPack * int(sizeof(Input)) / 4;
 #pragma unroll
       for (int part = 0; part < kElements / kPack; ++part) {
         Stored stored;
@@ -555,6 +554,7 @@ extern "C" __global__ void __launch_bounds__(kNumThreads, kBlocksPerSm) fma_fwd(
       row_sum[row] = fma(row_sum[row], rescale[row], sum);
     }
     if constexpr (kShareKv) {
+      // Wait: all threads have written their part of V.
       __syncthreads();
     } else {
       // The weights of a row are written and read by one warp.
