@@ -59,6 +59,7 @@ class Ready:
         "lse_shape",
         "lse_strides",
         "out_strides",
+        "shape",
     )
 
     def __init__(self, call: Call, device: int, context: int, launch: Launch) -> None:
@@ -68,6 +69,7 @@ class Ready:
         self.extents = call.extents
         self.lse_shape = call.lse_shape
         self.lse_strides = contiguous_strides(call.lse_shape)
+        self.shape = call.shape
         self.out_strides = contiguous_strides(call.shape)
         self.context = NO_CONTEXT if call.empty or any(call.copies) else context
 

@@ -45,9 +45,8 @@ class TorchArrays(GpuArrays):
             q_address = q.data_ptr()
             k_address = k.data_ptr()
             v_address = v.data_ptr()
-            shape = q.shape
             key: tuple[Any, ...] = (
-                shape,
+                q.shape,
                 k.shape,
                 v.shape,
                 q.stride(),
@@ -84,7 +83,7 @@ class TorchArrays(GpuArrays):
         if self._context() != ready.context:
             return self.launch_uncommon(ready, q, k, v, out)
         if out is None:
-            out = self._empty(shape, ready.out_strides, q.dtype)
+            out = self._empty(ready.shape, ready.out_strides, q.dtype)
             out_address = out.data_ptr()
         else:
             check_overlap(ready.extents, q_address, k_address, v_address, out_address)
