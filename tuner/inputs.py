@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashtune.codegen.reference import rounded
 from flashtune.errors import InvalidInput
 
 Array = NDArray[Any]
@@ -24,9 +25,7 @@ def to_memory(values: Array, dtype: str) -> Array:
     if dtype == "float16":
         return values.astype(np.float16).view(np.uint16)
     if dtype == "bfloat16":
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
-        return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+        return (rounded(values, dtype).view(np.uint32) >> 16).astype(np.uint16)
     raise InvalidInput(f"dtype={dtype[:40]!r} has no random inputs. Known: float16, bfloat16, float32")
 
 
@@ -37,8 +36,3 @@ def from_memory(values: Array, dtype: str) -> Array:
     if dtype == "bfloat16":
         return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return values.view(dtype)
-
-
-def rounded(values: Array, dtype: str) -> Array:
-    """float32 ``values`` rounded to ``dtype``, still as float32."""
-    return from_memory(to_memory(values, dtype), dtype)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashtune.codegen.problem import Problem, Spec
-from flashtune.codegen.reference import plain_attention
-from flashtune.codegen.tolerance import Tolerance, tolerance
+from flashtune.codegen.tolerance import Tolerance, attention_tolerances
 
-from .inputs import Array, from_memory, random_values, rounded
+from .inputs import Array, from_memory, random_values
 
 _SHAPES = ((2, 197, 709, 4, 2), (1, 333, 197, 3, 1))
 """batch, seqlen_q, seqlen_k, num_heads, num_heads_kv. No length is a multiple of a tile. The first has more key blocks
@@ -64,37 +63,5 @@ def _sample(
         for index, shape in enumerate(shapes)
     )
     q, k, v = (from_memory(each, spec.dtype) for each in (raw_q, raw_k, raw_v))
-    exact_out, exact_lse = plain_attention(q, k, v, causal=spec.causal, compute_dtype=np.float64)
-    plain_out, plain_lse = plain(q, k, v, spec)
-    return Sample(
-        problem,
-        raw_q,
-        raw_k,
-        raw_v,
-        tolerance(plain_out, exact_out, spec.output),
-        tolerance(plain_lse, exact_lse, "float32"),
-    )
-
-
-def plain(q: Array, k: Array, v: Array, spec: Spec) -> tuple[Array, Array]:
-    """`reference.plain_attention` in float32 with the operands of both products, and the output, rounded to 16 bits.
-
-    NumPy lacks bfloat16, so rounding is done on float32 arrays here. Inputs are float32 holding rounded values.
-    """
-    group = q.shape[2] // k.shape[2]
-    queries = q.swapaxes(1, 2)
-    keys, values = (np.repeat(each.swapaxes(1, 2), group, axis=1) for each in (k, v))
-    scores = queries @ keys.swapaxes(2, 3) * np.float32(1 / np.sqrt(spec.head_dim))
-    if spec.causal:
-        rows, columns = np.arange(q.shape[1]), np.arange(k.shape[1])
-        hidden = columns[None, :] > rows[:, None] + (len(columns) - len(rows))
-        scores = np.where(hidden, np.float32(-np.inf), scores)
-    row_max = scores.max(axis=-1, keepdims=True)
-    empty = row_max == -np.inf
-    weights = np.exp(scores - np.where(empty, np.float32(0), row_max))
-    row_sum = weights.sum(axis=-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        lse = np.where(empty, np.float32(-np.inf), row_max + np.log(row_sum))[..., 0]
-    weights = rounded(weights / np.where(empty, np.float32(1), row_sum), spec.dtype)
-    out = (weights @ values).swapaxes(1, 2)
-    return out if spec.out_dtype else rounded(out, spec.dtype), lse
+    out, lse = attention_tolerances(q, k, v, causal=spec.causal, dtype=spec.dtype, out_dtype=spec.out_dtype)
+    return Sample(problem, raw_q, raw_k, raw_v, out, lse)

@@ -7,7 +7,6 @@ bits, so that bfloat16 needs no dtype on the host.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -27,8 +26,7 @@ from flashtune.codegen.device import missing_device, require_device
 from flashtune.codegen.families.fma_fwd import FmaFwd
 from flashtune.codegen.plan import Plan
 from flashtune.codegen.problem import ITEM_BYTES, VECTOR_ALIGNMENT
-from flashtune.codegen.reference import plain_attention
-from flashtune.codegen.tolerance import judge
+from flashtune.codegen.tolerance import attention_tolerances
 
 DTYPES = ("float16", "bfloat16", "float32")
 GUARD = 64
@@ -217,36 +215,10 @@ class Library:
         """Judges a result for the ``values`` of q, k and v by the tolerance rule; empty if it is right."""
         q, k, v = (decode(encode(each, dtype), dtype) for each in values)
         masks = {name: options[name] for name in ("causal", "scale") if name in options}
-        reference, reference_lse = plain_attention(q, k, v, **masks)
-        rough, rough_lse = plain(q, k, v, dtype, **masks)
         label = f"{self.name} {dtype} q{q.shape} k{k.shape} {label}"
-        found = []
-        for what, verdict in (
-            ("out", judge(out, rough, reference, dtype)),
-            ("LSE", judge(lse, rough_lse, reference_lse, "float32")),
-        ):
-            if not verdict:
-                found.append(f"{label}: {what} {verdict}")
-        return found
-
-
-def plain(q: Any, k: Any, v: Any, dtype: str, causal: bool = False, scale: float | None = None) -> tuple[Any, Any]:
-    """The plain implementation of the tolerance rule on float32 arrays whose values ``dtype`` can hold."""
-    group = q.shape[2] // k.shape[2]
-    factor = np.float32(1 / math.sqrt(q.shape[3]) if scale is None else scale)
-    queries, keys, values = q.swapaxes(1, 2), *(np.repeat(each.swapaxes(1, 2), group, axis=1) for each in (k, v))
-    scores = queries @ keys.swapaxes(2, 3) * factor
-    if causal:
-        hidden = np.arange(k.shape[1])[None] > np.arange(q.shape[1])[:, None] + (k.shape[1] - q.shape[1])
-        scores = np.where(hidden, np.float32(-np.inf), scores)
-    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(np.isinf(top), np.float32(0), top))
-    total = weights.sum(axis=-1, keepdims=True)
-    with np.errstate(all="ignore"):
-        weights = np.where(total == 0, np.float32(0), weights / total)
-        lse = np.where(total == 0, np.float32(-np.inf), top + np.log(total))[..., 0]
-    result = decode(encode(weights, dtype), dtype) @ values
-    return decode(encode(result.swapaxes(1, 2), dtype), dtype), lse
+        allowed = attention_tolerances(q, k, v, dtype=dtype, **masks)
+        verdicts = zip(("out", "LSE"), (allowed[0].judge(out), allowed[1].judge(lse)), strict=True)
+        return [f"{label}: {what} {verdict}" for what, verdict in verdicts if not verdict]
 
 
 class Cupy(Library):
