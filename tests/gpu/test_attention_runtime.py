@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 import threading
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,16 @@ def test_current_device_and_stream_are_left_alone(library: Any, fails: bool) -> 
                 assert current_state(library) == before, f"{library.name} {fails=}"
 
 
+class BorrowedStream:
+    """A stream of another library, by the CUDA stream protocol."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
 def test_the_current_stream_is_used(library: Any) -> None:
     """A slow kernel, a write of v, the call and a read of the output, in order on a stream of their own."""
     import cupy
@@ -117,7 +127,7 @@ def test_the_current_stream_is_used(library: Any) -> None:
     library.synchronize()
     stream = Stream(library)
     with stream:
-        on_cupy = cupy.cuda.ExternalStream(stream.pointer)
+        on_cupy = cupy.cuda.Stream.from_external(BorrowedStream(stream.pointer))
         for number in range(100):
             with on_cupy:
                 sleep((1,), (1,), (np.int64(100_000),))
@@ -326,7 +336,7 @@ def test_a_failed_launch_raises(library: Any, monkeypatch: pytest.MonkeyPatch) -
 
     def too_much(self: Any, *arguments: Any) -> None:
         real(self, *arguments)
-        self._geometry = (*self._geometry[:-1], 10**6)
+        self._launch = functools.partial(self._launch.func, *self._launch.args[:-1], 10**6)
 
     with monkeypatch.context() as patch:
         patch.setattr(BoundPlan, "__init__", too_much)
@@ -412,7 +422,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_call_in_a_forked_child_is_a_clear_error() -> None:
-    environment = os.environ | {"PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", FORKED],
         capture_output=True,
