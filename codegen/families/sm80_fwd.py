@@ -85,11 +85,11 @@ class Sm80Fwd(Family):
 
     def default(self, spec: Spec, gpu: Gpu) -> Config:
         if spec.head_dim <= 64:
-            shape = {"block_m": 128, "block_n": 64, "num_warps": 4}
+            shape = {"block_m": 128, "block_n": 128, "num_warps": 4}
         elif spec.head_dim <= 128:
-            shape = {"block_m": 64, "block_n": 64, "num_warps": 4}
+            shape = {"block_m": 128, "block_n": 64, "num_warps": 4}
         else:
-            shape = {"block_m": 64, "block_n": 32, "num_warps": 4}
+            shape = {"block_m": 64, "block_n": 64, "num_warps": 4}
         return Sm80FwdConfig(**shape, num_stages=1, q_in_registers=False, rescale_threshold=8, blocks_per_sm=1)
 
     def resources(self, config: Config, spec: Spec) -> Resources:

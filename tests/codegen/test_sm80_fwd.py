@@ -18,6 +18,8 @@ A100 = gpu_by_alias("a100")
 H200 = gpu_by_alias("h200")
 SPEC = Spec(dtype="bfloat16", head_dim=128)
 HEAD_DIMS = range(8, 257, 8)
+SPILL_LIMIT = 256
+"""Bytes, stores and loads, that a default may spill: outside of its loop, or a few addresses."""
 
 
 def config(**changes: object) -> Sm80FwdConfig:
@@ -133,6 +135,7 @@ def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str) -> None:
         promised = [each for each in legal if FAMILY.resources(each, spec).spill_free]
         for each in [FAMILY.default(spec, device), *draw.sample(promised, 2)]:
             built = compile_source(render_source(FAMILY.name, spec, each, FAMILY.names(each, spec)), device.arch)
-            assert built.spill_bytes == 0, f"{spec} {each}: {built.spill_bytes} bytes"
+            allowed = 0 if each in promised else SPILL_LIMIT
+            assert built.spill_bytes <= allowed, f"{spec} {each}: {built.spill_bytes} bytes"
             assert built.registers <= register_cap(32 * each.num_warps, each.blocks_per_sm), f"{spec} {each}"
             assert built.static_shared_bytes == 0
