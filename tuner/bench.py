@@ -101,6 +101,9 @@ class DeviceBench:
                 self._require_usable(configs[0], problem, error)
                 raise
 
+    def clock_mhz(self) -> float | None:
+        return self._clock.mhz()
+
     def _attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
         verdict = self._check_samples(problem.spec, config, built.digest)
         if verdict.status != "ok":
@@ -114,7 +117,7 @@ class DeviceBench:
             self._warm = True
         timing, measured = self._timer.measure(launch, best)
         return dataclasses.replace(
-            verdict, stage="measure" if measured else "screen", timing=timing, clock_mhz=self._clock.mhz()
+            verdict, stage="measure" if measured else "screen", timing=timing, clock_mhz=self.clock_mhz()
         )
 
     # Correctness on samples

@@ -145,6 +145,7 @@ class _Run:
         jobs = {config: self._submit(target.problem, config) for config in configs}
         built = {config: result(job) for config, job in jobs.items()}
         rounds = self.bench.finals(target.problem, configs, seconds)
+        clock = self.bench.clock_mhz()
         timings = {config: summarise(times) for config, times in rounds.items()}
         baseline = timings[target.default].median if target.default in timings else None
         self.store.record_all(
@@ -153,6 +154,7 @@ class _Run:
                     status="ok",
                     stage="final",
                     timing=timing,
+                    clock_mhz=clock,
                     max_error=target.rows[config].max_error,
                     rms_error=target.rows[config].rms_error,
                 ),

@@ -73,6 +73,9 @@ class Bench(Protocol):
     def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
         """Seconds by round of each config, interleaved, for about ``seconds``. All have been correct before."""
 
+    def clock_mhz(self) -> float | None:
+        """The SM clock now, or None if it can't be read."""
+
 
 def judge_resources(problem: Problem, config: Config, gpu: Gpu, built: Built) -> Outcome | None:
     """The outcome of a config that the compiler's facts rule out, or None if it may run."""

@@ -108,6 +108,9 @@ class FakeBench:
         self.finalists[problem] = list(configs)
         return {config: [self.final(config)] * 5 for config in configs}
 
+    def clock_mhz(self) -> float | None:
+        return 1980.0
+
 
 def run(
     path: Path,
