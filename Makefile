@@ -11,9 +11,8 @@ WORKERS ?= -n auto --maxprocesses=8
 TEMPLATES = $(shell find templates -name '*.jinja' -o -name '*.cuh')
 
 # The first of these that is new enough makes the environment; PYTHON=... names another one.
-PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11,\
-	$(shell $(python) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' >/dev/null 2>&1 \
-	&& command -v $(python))))
+fits = $(shell $(1) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' >/dev/null 2>&1 && echo $(1))
+PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11,$(call fits,$(python))))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -59,8 +58,8 @@ clean: ## remove .venv, builds and caches
 
 # The stamps are made last, so an interrupted set-up starts again.
 $(VENV)/pyvenv.cfg:
-	@if [ -z "$(PYTHON)" ]; then \
-		echo "flashtune needs Python 3.11 to 3.14 and found none; name one with make PYTHON=/path/to/python" >&2; \
+	@if [ -z "$(and $(PYTHON),$(call fits,$(PYTHON)))" ]; then \
+		echo "flashtune needs Python 3.11 to 3.14$(if $(PYTHON), and $(PYTHON) is not one): make PYTHON=/path/to/python" >&2; \
 		exit 1; \
 	fi
 	$(PYTHON) -m venv $(VENV)
