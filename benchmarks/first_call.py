@@ -1,0 +1,64 @@
+"""Time of the first `attention()` call of a process, with an empty and with a filled kernel cache.
+
+    python benchmarks/first_call.py --out benchmarks/results/first_call_h200.json
+
+Each figure is from a process of its own, whose imports and CUDA context are made before: what remains is validation,
+look-up of the config, rendering, compiling or reading the cubin, loading and launching.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from environment import environment
+
+PROCESSES = 5
+CHILD = """
+import sys, time
+import numpy, cupy
+import flashtune
+import flashtune._choose, flashtune.codegen.launch, flashtune.codegen.model, flashtune.tuned_db.lookup, sqlalchemy
+head_dim, causal = int(sys.argv[1]), sys.argv[2] == "causal"
+q = cupy.asarray(numpy.random.default_rng(0).standard_normal((1, 1024, 8, head_dim)).astype(numpy.float16))
+cupy.cuda.runtime.deviceSynchronize()
+start = time.perf_counter()
+flashtune.attention(q, q, q, causal=causal)
+cupy.cuda.runtime.deviceSynchronize()
+print(time.perf_counter() - start)
+"""
+
+
+def first_call(cache: str, head_dim: int, mask: str) -> float:
+    """Milliseconds in a new process that uses the kernel cache in ``cache``."""
+    command = [sys.executable, "-c", CHILD, str(head_dim), mask]
+    environ = os.environ | {"FLASHTUNE_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ, timeout=300)
+    return 1e3 * float(done.stdout)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="result file (JSON)")
+    options = parser.parse_args()
+    rows = []
+    for head_dim, mask in ((64, "full"), (128, "causal"), (256, "causal")):
+        with tempfile.TemporaryDirectory() as cache:
+            cold = first_call(cache, head_dim, mask)
+            warm = statistics.median(first_call(cache, head_dim, mask) for _ in range(PROCESSES))
+        rows.append({"head_dim": head_dim, "mask": mask, "cold_ms": round(cold, 1), "cached_ms": round(warm, 1)})
+        print(f"head_dim {head_dim:3} {mask:6}  empty cache {cold:7.1f} ms   filled cache {warm:6.1f} ms", flush=True)
+    if options.out:
+        result = {"what": __doc__, "environment": environment(), "rows": rows}
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
