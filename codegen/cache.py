@@ -13,6 +13,7 @@ import logging
 from pathlib import Path
 
 from flashtune import settings
+from flashtune.errors import InvalidInput
 
 from .compile import OPTIONS, Compiled, compile_source, nvrtc_version
 from .files import write_whole
@@ -40,8 +41,13 @@ def compiled(source: Source, arch: str, *, refresh: bool = False) -> Compiled:
 
     ``refresh`` compiles in any case and replaces the entry: for a cubin that the driver refused to load.
     """
+    try:
+        directory = cubin_dir()
+    except InvalidInput as error:
+        _warn("used", str(error))
+        return compile_source(source, arch)
     key = cache_key(source, arch)
-    path = cubin_dir() / f"{key}.cubin"
+    path = directory / f"{key}.cubin"
     found = None if refresh else _read(path, key)
     if found is not None:
         return found
@@ -91,7 +97,7 @@ def _read(path: Path, key: str) -> Compiled | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        _warn("read", path, error)
+        _warn("read", f"{path}: {error}")
         return None
     found = unpack(key, content)
     if found is None:
@@ -103,12 +109,12 @@ def _write(path: Path, key: str, built: Compiled) -> None:
     try:
         write_whole(path, pack(key, built))
     except OSError as error:
-        _warn("written", path, error)
+        _warn("written", f"{path}: {error}")
 
 
-def _warn(what: str, path: Path, error: OSError) -> None:
+def _warn(what: str, reason: str) -> None:
     """One warning per process: each kernel would say the same."""
     global _warned
     if not _warned:
         _warned = True
-        logger.warning("The kernel cache can't be %s (%s: %s); kernels are compiled anew", what, path, error)
+        logger.warning("The kernel cache can't be %s (%s); kernels are compiled anew", what, reason)

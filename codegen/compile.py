@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtune import settings
-from flashtune.errors import CompileError, MissingDependency
+from flashtune.errors import INSTALL, CompileError, InvalidInput, MissingDependency
 
 from .files import write_whole
 from .gpu import OLDEST
@@ -21,7 +21,6 @@ from .render import Source
 
 logger = logging.getLogger("flashtune")
 
-INSTALL = 'pip install "flashtune[cuda13]"'
 OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
 """Options besides the architecture. They are part of the key of a cached cubin."""
 NO_CACHE = "-no-cache"
@@ -173,7 +172,10 @@ def _failure(source: Source, arch: str, version: str, log: str, error: str) -> C
 def _save(source: Source, arch: str) -> tuple[Path | None, str]:
     """Keeps a refused source for inspection. Returns its path (None if it can't be kept) and a line that says so."""
     stem = source.name.split(".")[0]
-    path = settings.cache_dir() / "failed" / f"{stem}-{arch}-{source.digest[:12]}.cu"
+    try:
+        path = settings.cache_dir() / "failed" / f"{stem}-{arch}-{source.digest[:12]}.cu"
+    except InvalidInput as error:
+        return None, f"The source could not be saved: {error}"
     try:
         write_whole(path, source.text.encode())
     except OSError as error:

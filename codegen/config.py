@@ -44,7 +44,7 @@ def parameter(*, choices: tuple[Any, ...], help: str, neutral: Any = None, searc
 class Config:
     """Base of every family's config. Prints as it is stored."""
 
-    family: ClassVar[str]
+    family: ClassVar[str] = ""
 
     @classmethod
     def parameters(cls) -> tuple[Parameter, ...]:
@@ -62,9 +62,9 @@ class Config:
     def __post_init__(self) -> None:
         for each in self.parameters():
             got = getattr(self, each.name)
-            if not any(got == choice and type(got) is type(choice) for choice in each.choices):
+            if not any(type(got) is type(choice) and got == choice for choice in each.choices):
                 allowed = ", ".join(str(choice) for choice in each.choices)
-                raise InvalidInput(f"{self.family}: {each.name}={repr(got)[:60]} is not allowed. Allowed: {allowed}")
+                raise InvalidInput(f"{self.family}: {each.name}={value.shown(got)} is not allowed. Allowed: {allowed}")
 
     @property
     def key(self) -> str:

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashtune.errors import FlashtuneError, InvalidInput, MissingDependency, NoGpu
+from flashtune.errors import INSTALL, FlashtuneError, InvalidInput, MissingDependency, NoGpu
 
 from .gpu import CAPABILITIES, Gpu, nearest_known
 
-INSTALL = 'pip install "flashtune[cuda13]"'
 _MIG = re.compile(r"^(.*?) MIG (\S+)$")
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 

@@ -17,9 +17,11 @@ from .gpu import Gpu
 from .plan import Kernel, Plan
 from .problem import Problem, Spec
 from .render import render_source
+from .value import shown
 from .work import Work
 
 MAX_GRID_X = 2**31 - 1
+_MAX_REGISTERS = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,11 @@ class Family(ABC):
         return legal, reasons
 
 
+def register_cap(threads: int, blocks_per_sm: int) -> int:
+    """Registers per thread that ``__launch_bounds__(threads, blocks_per_sm)`` leaves: allocated in steps of 8."""
+    return min(_MAX_REGISTERS, 65536 // (threads * blocks_per_sm) // 8 * 8)
+
+
 def _kind(reason: str) -> str:
     return re.sub(r"\b\d+\b", "#", reason)  # names such as h100 stay whole
 
@@ -126,8 +133,8 @@ def families() -> dict[str, Family]:
 def family(name: str) -> Family:
     """The family called ``name``."""
     known = families()
-    if name not in known:
-        raise InvalidInput(f"kernel family {name[:60]!r} is not known. Known: {', '.join(known)}")
+    if not isinstance(name, str) or name not in known:
+        raise InvalidInput(f"kernel family {shown(name)} is not known. Known: {', '.join(known)}")
     return known[name]
 
 

@@ -15,6 +15,8 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 INPUT_DTYPES = ("float16", "bfloat16", "float32")
 VECTOR_ALIGNMENT = 16
 """Bytes: the alignment of every row that 16-byte accesses need."""
+MAX_LENGTH = 2**31 - 1024
+"""The longest sequence: kernels count rows and keys in 32 bits, also those of the tile that ends behind the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Problem:
 
     q is (batch, seqlen_q, num_heads, head_dim); k and v are (batch, seqlen_k, num_heads_kv, head_dim). Query head h
     reads key head ``h // (num_heads // num_heads_kv)``. ``causal`` is aligned bottom-right: key j is visible to query
-    i when ``j <= i + seqlen_k - seqlen_q``.
+    i when ``j <= i + seqlen_k - seqlen_q``. A field of a wrong type raises :class:`InvalidType`, a value that is not
+    allowed :class:`InvalidInput`.
     """
 
     dtype: str
@@ -67,22 +70,25 @@ class Problem:
     out_dtype: str = ""
 
     def __post_init__(self) -> None:
+        value.check_types(self)
         if self.op != "forward":
-            raise InvalidInput(f"op={self.op[:40]!r} is not known. Known: forward")
+            raise InvalidInput(f"op={value.shown(self.op)} is not known. Known: forward")
         if self.dtype not in INPUT_DTYPES:
-            raise InvalidInput(f"dtype={self.dtype[:40]!r} is not supported. Supported: {', '.join(INPUT_DTYPES)}")
+            raise InvalidInput(
+                f"dtype={value.shown(self.dtype)} is not supported. Supported: {', '.join(INPUT_DTYPES)}"
+            )
         if self.out_dtype not in ("", "float32", "float64"):
-            raise InvalidInput(f"out_dtype={self.out_dtype[:40]!r} must be empty, float32 or float64")
+            raise InvalidInput(f"out_dtype={value.shown(self.out_dtype)} must be empty, float32 or float64")
         if self.out_dtype == self.dtype:
             object.__setattr__(self, "out_dtype", "")
-        for name in ("head_dim", "batch", "seqlen_q", "num_heads", "num_heads_kv"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name}={getattr(self, name)} must be at least 1")
-        if self.seqlen_k < 0:
-            raise InvalidInput(f"seqlen_k={self.seqlen_k} must be at least 0")
-        for name in ("head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads"):
-            if getattr(self, name) >= 2**31:
-                raise InvalidInput(f"{name}={getattr(self, name)} must be below 2**31")
+        for name in ("head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv"):
+            got = getattr(self, name)
+            least = 0 if name == "seqlen_k" else 1
+            most = MAX_LENGTH if name.startswith("seqlen") else 2**31 - 1
+            if got < least:
+                raise InvalidInput(f"{name}={value.shown(got)} must be at least {least}")
+            if got > most:
+                raise InvalidInput(f"{name}={value.shown(got)} must be at most {most}")
         if self.num_heads % self.num_heads_kv:
             raise InvalidInput(f"num_heads={self.num_heads} must be a multiple of num_heads_kv={self.num_heads_kv}")
         if self.alignment not in (VECTOR_ALIGNMENT, ITEM_BYTES[self.dtype]):

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from flashtune.errors import InvalidInput
+from flashtune.errors import InvalidInput, InvalidType
 
 T = TypeVar("T")
 Scalar = int | float | bool | str
@@ -33,11 +33,29 @@ def key(value: Any) -> str:
     return ",".join(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in to_json(value).items())
 
 
+def shown(got: object, limit: int = 60) -> str:
+    """``repr(got)`` for a message, whatever it is: at most ``limit`` characters."""
+    try:
+        text = repr(got)
+    except ValueError:  # an int with more digits than Python prints
+        text = f"a value of type {type(got).__qualname__} with very many digits"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def check_types(value: Any) -> None:
+    """Raises :class:`InvalidType` for the first field that does not hold exactly its type: True is no int."""
+    for field in dataclasses.fields(value):
+        if reason := _mismatch(type(value), field, getattr(value, field.name)):
+            raise InvalidType(reason)
+
+
 def from_json(cls: type[T], data: Mapping[str, object]) -> T:
     """Builds ``cls`` from untrusted data. Unknown or missing names and wrong types raise :class:`InvalidInput`."""
+    if not isinstance(data, Mapping):
+        raise InvalidInput(f"{cls.__name__} must be named values, not {shown(data)}")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     what = cls.__name__
-    unknown = sorted(str(name)[:60] for name in data if name not in fields)
+    unknown = sorted(shown(name).strip("'") for name in data if name not in fields)
     if unknown:
         raise InvalidInput(f"{what} has no field {', '.join(unknown)}. Known: {', '.join(fields)}")
     for name, field in fields.items():
@@ -45,8 +63,12 @@ def from_json(cls: type[T], data: Mapping[str, object]) -> T:
             if field.default is dataclasses.MISSING:
                 raise InvalidInput(f"{what} needs a value for {name}")
             continue
-        allowed = _TYPES[str(field.type)]
-        got = data[name]
-        if not isinstance(got, allowed) or (isinstance(got, bool) and bool not in allowed):
-            raise InvalidInput(f"{what}.{name} must be {field.type}, not {str(got)[:60]!r}")
+        if reason := _mismatch(cls, field, data[name]):
+            raise InvalidInput(reason)
     return cls(**data)
+
+
+def _mismatch(cls: type, field: dataclasses.Field[Any], got: object) -> str | None:
+    if type(got) in _TYPES[str(field.type)]:
+        return None
+    return f"{cls.__name__}.{field.name} must be {field.type}, not {shown(got)}"

@@ -6,6 +6,7 @@ import doctest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flashtune
@@ -87,8 +88,20 @@ def test_tune_takes_one_problem_or_several_and_forgets_what_was_chosen(monkeypat
     assert flashtune.tune([PROBLEM, PROBLEM]) == "report"
     assert calls == [([PROBLEM], "h100", "3"), ([PROBLEM, PROBLEM], None, "120s")]
     assert forgotten == [True, True]
-    with pytest.raises(InvalidType, match="problem is a str"):
-        flashtune.tune(["float16"])  # type: ignore[list-item]
+    for wrong, words in (
+        ({"problems": ["float16"]}, "problem is a str"),
+        ({"problems": "float16"}, "problem is a str"),
+        ({"problems": None}, "problem is a NoneType"),
+        ({"gpu": 3}, "gpu is a int, it must be a Gpu"),
+        ({"budget": None}, "budget=None must be a Budget, a time such as"),
+        ({"budget": 20}, "budget=20 must be a Budget"),
+        ({"seed": "x"}, "seed='x' must be an int"),
+        ({"families": "sm80_fwd"}, r"families='sm80_fwd' must be a collection of names, such as \['sm80_fwd'\]"),
+    ):
+        arguments: dict[str, Any] = {"problems": PROBLEM, "gpu": "h100"} | wrong
+        with pytest.raises(InvalidType, match=words):
+            flashtune.tune(**arguments)
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("module", [_attention, _public], ids=lambda module: module.__name__)
@@ -96,6 +109,16 @@ def test_examples_in_docstrings(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0
     assert found.failed == 0
+
+
+def test_an_object_that_is_no_array_does_not_replace_its_library() -> None:
+    """A new kind would have forgotten every call, and `tune` would not reach the old one to make it forget."""
+    q = np.ones((1, 2, 1, 8), np.float16)
+    flashtune.attention(q, q, q)
+    kind = _arrays.kinds[np.ndarray]
+    with pytest.raises(InvalidType, match=r"q is a numpy\.float16"):
+        flashtune.attention(np.float16(1), q, q)
+    assert _arrays.kinds[np.ndarray] is kind
 
 
 def test_a_kind_can_be_taken_out_again() -> None:

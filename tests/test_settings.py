@@ -74,6 +74,30 @@ def test_a_tilde_of_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         settings.database_path()
 
 
+@linux
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with an arbitrary user id. A directory called ~ must not appear either."""
+    import pwd
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", *VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(InvalidInput, match="no home directory: set HOME, XDG_DATA_HOME or FLASHTUNE_DB"):
+        settings.database_path()
+    with pytest.raises(InvalidInput, match="no home directory: set HOME, XDG_CACHE_HOME or FLASHTUNE_CACHE_DIR"):
+        settings.cache_dir()
+
+
+@linux
+def test_a_tilde_that_platformdirs_leaves_is_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings.platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/flashtune"))
+    with pytest.raises(InvalidInput, match="no home directory"):
+        settings.cache_dir()
+
+
 def test_an_address_is_refused_without_showing_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHTUNE_DB", "postgresql://me:secret@host/db")
     with pytest.raises(InvalidInput, match="postgresql://") as caught:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from flashtune.errors import UnsupportedProblem
 
 from ..config import Config, parameter
-from ..family import Family, Resources
+from ..family import Family, Resources, register_cap
 from ..gpu import Gpu
 from ..problem import INPUT_DTYPES, ITEM_BYTES, VECTOR_ALIGNMENT, Problem, Spec
 from ..work import Work, fp32_flops_clock, walk
@@ -45,7 +45,6 @@ _DEFAULT_SHAPES = (
 )
 """block_m, block_n, num_threads: first those in which a thread does most with what it loads."""
 
-_MAX_REGISTERS = 255
 _WORKING_REGISTERS = 35
 """Registers beside accumulators and operands: addresses, loop counters, loads in flight; fitted to NVRTC 13.5."""
 
@@ -228,8 +227,3 @@ def registers(config: FmaFwdConfig, spec: Spec) -> int:
     scores = rows * config.keys + PACK * config.keys + PACK  # S = Q K^T: the scores, a pack of K, a pack of Q
     values = rows + rows * chunk + PACK * rows + chunk  # P V: rescale, a chunk of the output, packs of P and V
     return ITEM_BYTES[config.accumulate] // 4 * (rows * dims + 2 * rows + max(scores, values)) + _WORKING_REGISTERS
-
-
-def register_cap(threads: int, blocks_per_sm: int) -> int:
-    """Registers per thread that ``__launch_bounds__(threads, blocks_per_sm)`` leaves: allocated in steps of 8."""
-    return min(_MAX_REGISTERS, 65536 // (threads * blocks_per_sm) // 8 * 8)

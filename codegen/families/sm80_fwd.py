@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..config import Config, parameter
-from ..family import Family, Resources
+from ..family import Family, Resources, register_cap
 from ..gpu import Gpu
 from ..problem import Problem, Spec
 from ..work import Work, tensor_flops_clock, walk
 
 _ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
-_MAX_REGISTERS = 255
 _MMA_SYNC_SHARE = {9: 0.62, 10: 0.31}
 """Share of a chip's tensor rate that mma.sync reaches, by major capability, where newer instructions reach more.
 Hopper: as microbenchmarks report; 10.x: assumed to do per clock what Hopper does; not measured."""
@@ -140,8 +139,3 @@ class Sm80Fwd(Family):
             tile_bytes=2 * m * problem.head_dim * 2,
             stages=config.num_stages,
         )
-
-
-def register_cap(threads: int, blocks_per_sm: int) -> int:
-    """Registers per thread that ``__launch_bounds__(threads, blocks_per_sm)`` leaves: allocated in steps of 8."""
-    return min(_MAX_REGISTERS, 65536 // (threads * blocks_per_sm) // 8 * 8)

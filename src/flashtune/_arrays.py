@@ -7,6 +7,7 @@ library is imported before the caller has made an array with it. Another library
 
 from __future__ import annotations
 
+import functools
 import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -79,6 +80,13 @@ def unregister(kind: ArrayKind) -> None:
         del kinds[each]
 
 
+@functools.cache
+def _library(module: str) -> ArrayKind:
+    """The one kind of a library: objects of its package that are no arrays must not make it anew, with no memory."""
+    kind: ArrayKind = importlib.import_module(module).make_kind()
+    return kind
+
+
 def kind_of(array: Any) -> ArrayKind:
     """The kind that serves ``array``; :class:`InvalidType` names what is accepted."""
     wanted = type(array)
@@ -86,7 +94,7 @@ def kind_of(array: Any) -> ArrayKind:
         return kinds[wanted]
     for base in wanted.__mro__:
         if base not in kinds and (module := _ROOTS.get(base.__module__.partition(".")[0])):
-            register(importlib.import_module(module).make_kind())
+            register(_library(module))
         if base in kinds:
             kind = kinds[base]
             if reason := kind.refusal(wanted):

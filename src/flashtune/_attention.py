@@ -32,7 +32,7 @@ def attention(
         k, v: (batch, seqlen_k, num_heads_kv, head_dim). ``num_heads`` is a multiple of ``num_heads_kv``: query head h
             reads key head ``h // (num_heads // num_heads_kv)``.
         causal: Key j is visible to query i when ``j <= i + seqlen_k - seqlen_q``: the last query sees every key.
-        scale: Any finite number, 0 and negative ones too; None is ``1 / sqrt(head_dim)``.
+        scale: Any number up to 2**127 in magnitude, 0 and negative ones too; None is ``1 / sqrt(head_dim)``.
         return_lse: Also return the natural logarithm of the sum of exp of the scaled visible scores: float32,
             contiguous (batch, num_heads, seqlen_q) for both layouts.
         out: Receives the output: shape, dtype and device of q, last stride 1. Its memory range, from the first to the
@@ -53,7 +53,7 @@ def attention(
     Raises:
         InvalidInput, InvalidType: An argument is wrong; nothing was allocated or launched. Also on a first call while
             a CUDA graph is being captured, if its kernel is not loaded yet.
-        UnsupportedProblem: No kernel serves the problem on this GPU.
+        UnsupportedProblem: No kernel, or not the family of ``config``, serves the problem on this GPU.
         IllegalConfig: ``config`` can't be used for the problem on this GPU.
         CompileError, LaunchError, MissingDependency: see :mod:`flashtune.errors`.
         NotImplementedError: A tensor requires grad while grad is enabled.

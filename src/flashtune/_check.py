@@ -14,6 +14,7 @@ from typing import Any
 from flashtune.codegen.config import Config
 from flashtune.codegen.plan import Strides
 from flashtune.codegen.problem import INPUT_DTYPES, VECTOR_ALIGNMENT, Problem
+from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, InvalidType
 
 from ._arrays import Facts, Options
@@ -21,7 +22,8 @@ from ._arrays import Facts, Options
 LAYOUTS: dict[str, tuple[int, int, int]] = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1)}
 """Where batch, row and head are, by layout; head_dim is last."""
 
-FLOAT32_MAX = 3.4028234663852886e38
+MAX_SCALE = 2.0**127
+"""Kernels multiply the scale by log2(e) in float32."""
 
 Extent = tuple[int, int]
 """First byte and one past the last byte that a tensor reaches, counted from its address."""
@@ -126,21 +128,21 @@ def extent(array: Facts) -> Extent:
 def _check_options(causal: Any, scale: Any, return_lse: Any, layout: Any, config: Any) -> None:
     for name, got in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(got, bool):
-            raise InvalidType(f"{name}={_shown(got)} must be True or False")
+            raise InvalidType(f"{name}={shown(got)} must be True or False")
     if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise InvalidInput(f"layout={_shown(layout)} is not known. Known: {', '.join(map(repr, LAYOUTS))}")
+        raise InvalidInput(f"layout={shown(layout)} is not known. Known: {', '.join(map(repr, LAYOUTS))}")
     if config is not None and not isinstance(config, Config):
-        raise InvalidType(f"config={_shown(config)} must be a config of a kernel family, or None")
+        raise InvalidType(f"config={shown(config)} must be a config of a kernel family, or None")
     if scale is None:
         return
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise InvalidType(f"scale={_shown(scale)} must be a real number, or None for 1/sqrt(head_dim)")
+        raise InvalidType(f"scale={shown(scale)} must be a real number, or None for 1/sqrt(head_dim)")
     try:
         value = float(scale)
     except OverflowError:
         value = math.inf
-    if not abs(value) <= FLOAT32_MAX:  # false for NaN too
-        raise InvalidInput(f"scale={_shown(scale)} must be finite in float32 (at most {FLOAT32_MAX:.7g} in magnitude)")
+    if not abs(value) <= MAX_SCALE:  # false for NaN too
+        raise InvalidInput(f"scale={shown(scale)} must be finite and at most 2**127 ({MAX_SCALE:.4g}) in magnitude")
 
 
 def _check_arrays(inputs: tuple[Facts, Facts, Facts], layout: str) -> None:
@@ -227,11 +229,3 @@ def _strides(array: Facts, order: tuple[int, int, int]) -> Strides:
     """Batch, row and head stride; 0 where there is one element, since libraries put any number there."""
     batch, row, head = (array.strides[at] if array.shape[at] > 1 else 0 for at in order)
     return (batch, row, head)
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an int with more digits than Python prints
-        text = f"an {type(value).__qualname__} of very many digits"
-    return text if len(text) <= 60 else text[:57] + "..."

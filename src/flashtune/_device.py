@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from flashtune.codegen.compile import INSTALL, Compiled
+from flashtune.codegen.compile import Compiled
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.plan import Plan, Strides
-from flashtune.errors import InvalidInput, LaunchError, MissingDependency
+from flashtune.errors import INSTALL, InvalidInput, LaunchError, MissingDependency
 
 
 class Bound(Protocol):

@@ -2,7 +2,8 @@
 
 A subclass writes the warm path out in full, with the reads of its own library: one dict hit on shapes, strides,
 dtypes, devices, alignment bits and options leads to a `Ready`, and nothing else is decided. The key holds all that
-validation looked at, so a key that was once found valid is valid.
+validation looked at, so a key that was once found valid is valid. What equals a valid option (1 for True) is the same
+key: refused at first, it passes once its equal has been seen, and means the same.
 """
 
 from __future__ import annotations

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.plan import Plan
 from flashtune.codegen.problem import Problem
+from flashtune.codegen.value import shown
 from flashtune.errors import InvalidType
 
 from ._arrays import forget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from flashtune.codegen.compile import Compiled
@@ -78,7 +80,7 @@ def compile(problem: Problem, gpu: Gpu | str | None = None) -> tuple[Compiled, .
 
 
 def tune(
-    problems: Problem | Sequence[Problem],
+    problems: Problem | Iterable[Problem],
     gpu: Gpu | str | None = None,
     *,
     mode: Mode = "auto",
@@ -101,7 +103,7 @@ def tune(
         progress: Called with each step.
 
     Raises:
-        InvalidInput, UnsupportedProblem, UnknownGpu, NoGpu, StoreError: before anything is changed.
+        InvalidInput, InvalidType, UnsupportedProblem, UnknownGpu, NoGpu, StoreError: before anything is changed.
 
     Example:
         >>> import flashtune
@@ -110,11 +112,19 @@ def tune(
         ... )
         >>> report = flashtune.tune(problem, "h100", budget="20")  # doctest: +SKIP
     """
+    from flashtune.tuner.budget import Budget
     from flashtune.tuner.session import tune as run
 
-    wanted = [problems] if isinstance(problems, Problem) else list(problems)
+    wanted = list(problems) if isinstance(problems, Iterable) else [problems]
     for each in wanted:
         _check_problem(each)
+    _check_gpu(gpu)
+    if not isinstance(budget, Budget | str):
+        raise InvalidType(f"budget={shown(budget)} must be a Budget, a time such as '10m' or a count such as '200'")
+    if not isinstance(seed, int):
+        raise InvalidType(f"seed={shown(seed)} must be an int")
+    if isinstance(families, str):
+        raise InvalidType(f"families={shown(families)} must be a collection of names, such as [{shown(families)}]")
     try:
         return run(
             wanted,
@@ -135,13 +145,17 @@ def _check_problem(problem: object) -> None:
         raise InvalidType(f"problem is a {type(problem).__qualname__}, it must be a flashtune.Problem")
 
 
+def _check_gpu(gpu: object) -> None:
+    if not isinstance(gpu, Gpu | str | None):
+        raise InvalidType(f"gpu is a {type(gpu).__qualname__}, it must be a Gpu, an alias such as 'h100', or None")
+
+
 def _gpu(gpu: Gpu | str | None) -> Gpu:
+    _check_gpu(gpu)
     if isinstance(gpu, Gpu):
         return gpu
     if isinstance(gpu, str):
         return gpu_by_alias(gpu)
-    if gpu is not None:
-        raise InvalidType(f"gpu is a {type(gpu).__qualname__}, it must be a Gpu, an alias such as 'h100', or None")
     from flashtune.codegen.device import gpu_of_device, require_device
 
     require_device()

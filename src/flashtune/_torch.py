@@ -60,6 +60,7 @@ class TorchArrays(GpuArrays):
                 v.get_device(),
                 q.is_cuda and k.is_cuda and v.is_cuda,
                 (q_address | k_address | v_address) & 15,
+                q_address == 0 or k_address == 0 or v_address == 0,  # a subclass without memory, or nothing to read
                 (q.requires_grad or k.requires_grad or v.requires_grad) and self._is_grad_enabled(),
                 self._forward._current_level >= 0 and self._has_tangent((q, k, v)),
                 options,

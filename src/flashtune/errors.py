@@ -21,6 +21,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+INSTALL = 'pip install "flashtune[cuda13]"'
+"""What to type where an extra is missing, for messages."""
+
 
 class FlashtuneError(Exception):
     """Base of all errors raised on purpose."""

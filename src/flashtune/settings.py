@@ -7,6 +7,7 @@ from the directory in which the process started, so that a later ``chdir`` moves
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,15 +58,24 @@ _START = _start_directory()
 def database_path() -> Path:
     """Absolute path of the tuning database. Neither it nor its directory needs to exist."""
     explicit = _path_setting("FLASHTUNE_DB")
-    return explicit or _absolute(platformdirs.user_data_path(APPLICATION, appauthor=False), "XDG_DATA_HOME") / (
-        DATABASE_NAME
-    )
+    return explicit or _user_path(platformdirs.user_data_path, "XDG_DATA_HOME", "FLASHTUNE_DB") / DATABASE_NAME
 
 
 def cache_dir() -> Path:
     """Absolute path of the directory for what can be made again. It need not exist."""
     explicit = _path_setting("FLASHTUNE_CACHE_DIR")
-    return explicit or _absolute(platformdirs.user_cache_path(APPLICATION, appauthor=False), "XDG_CACHE_HOME")
+    return explicit or _user_path(platformdirs.user_cache_path, "XDG_CACHE_HOME", "FLASHTUNE_CACHE_DIR")
+
+
+def _user_path(find: Callable[..., Path], variable: str, setting: str) -> Path:
+    """A directory of the user's own. Users without a home directory are common in containers."""
+    try:
+        path = find(APPLICATION, appauthor=False)
+    except RuntimeError:
+        path = None
+    if path is None or path.parts[0] == "~":  # older platformdirs leave the tilde as it is, newer ones raise
+        raise InvalidInput(f"this user has no home directory: set HOME, {variable} or {setting}")
+    return _absolute(path, variable)
 
 
 def _path_setting(name: str) -> Path | None:

@@ -189,6 +189,17 @@ def test_a_file_in_the_place_of_the_cache_is_left_alone(
     assert warnings(caplog) == 1
 
 
+def test_a_setting_that_is_no_directory_costs_a_compile_and_one_warning(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", "https://example.org/cache")
+    for _ in range(2):
+        assert compiled(SOURCE, "sm_90a").registers == 168
+    assert len(compiler.runs) == 2
+    assert warnings(caplog) == 1
+    assert "FLASHTUNE_CACHE_DIR must be a path" in caplog.text
+
+
 def test_a_source_that_does_not_compile_is_not_cached(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: Source, arch: str) -> Compiled:
         raise CompileError("no")

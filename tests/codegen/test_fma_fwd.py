@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from flashtune.codegen.families.fma_fwd import FmaFwd, FmaFwdConfig, register_cap
+from flashtune.codegen.families.fma_fwd import FmaFwd, FmaFwdConfig
+from flashtune.codegen.family import register_cap
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.gpu_table import GPUS
 from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
@@ -114,7 +115,7 @@ def test_the_search_leaves_accumulate_alone() -> None:
 def test_a_value_outside_the_choices_names_them() -> None:
     with pytest.raises(InvalidInput, match=r"num_threads=96 is not allowed. Allowed: 64, 128, 256"):
         config(num_threads=96)
-    with pytest.raises(InvalidInput, match=r"FmaFwdConfig.share_kv must be bool, not '1'"):
+    with pytest.raises(InvalidInput, match=r"FmaFwdConfig.share_kv must be bool, not 1"):
         config(share_kv=1)
 
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig, register_cap
+from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
+from flashtune.codegen.family import register_cap
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.gpu_table import GPUS
 from flashtune.codegen.problem import Spec

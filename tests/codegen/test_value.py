@@ -1,0 +1,137 @@
+"""Values that travel: what `Problem` and configs take, and reading them from data that nobody vouches for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashtune.codegen import value
+from flashtune.codegen.families.sm80_fwd import Sm80FwdConfig
+from flashtune.codegen.family import read_config
+from flashtune.codegen.problem import MAX_LENGTH, Problem
+from flashtune.errors import FlashtuneError, InvalidInput, InvalidType
+
+FIELDS: dict[str, Any] = {
+    "dtype": "float16",
+    "head_dim": 64,
+    "batch": 1,
+    "seqlen_q": 128,
+    "seqlen_k": 128,
+    "num_heads": 8,
+    "num_heads_kv": 8,
+}
+CONFIG: dict[str, Any] = {
+    "block_m": 64,
+    "block_n": 64,
+    "num_warps": 4,
+    "num_stages": 1,
+    "q_in_registers": False,
+    "blocks_per_sm": 1,
+}
+HUGE = 10**5000
+"""More digits than Python prints."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": 1},
+        {"dtype": None},
+        {"dtype": np.float16},
+        {"head_dim": "64"},
+        {"head_dim": 64.0},
+        {"head_dim": True},
+        {"head_dim": float("nan")},
+        {"batch": np.int64(2)},
+        {"causal": "no"},
+        {"causal": 1},
+        {"op": None},
+        {"alignment": "16"},
+        {"alignment": True},
+        {"out_dtype": None},
+    ],
+    ids=repr,
+)
+def test_a_problem_of_wrong_types_is_refused(change: dict[str, Any]) -> None:
+    """Else ``causal=1`` would get a key of its own, and ``head_dim=64.0`` would reach the CUDA source."""
+    ((name, got),) = change.items()
+    with pytest.raises(InvalidType) as caught:
+        Problem(**FIELDS | change)
+    assert f"Problem.{name} must be " in str(caught.value)
+    assert repr(got) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv"])
+def test_numbers_out_of_range_are_refused(name: str) -> None:
+    for got, words in ((HUGE, "at most"), (-HUGE, "at least"), (2**31, "at most"), (-1, "at least")):
+        with pytest.raises(InvalidInput, match=f"{name}=.* must be {words}"):
+            Problem(**FIELDS | {name: got})
+
+
+def test_the_end_of_the_last_tile_fits_32_bits() -> None:
+    """Kernels add up to a block of rows or keys to a position in the sequence."""
+    blocks = [each.choices for each in Sm80FwdConfig.parameters() if each.name in ("block_m", "block_n")]
+    assert MAX_LENGTH + 2 * max(map(max, blocks)) < 2**31
+    for name in ("seqlen_q", "seqlen_k"):
+        assert getattr(Problem(**FIELDS | {name: MAX_LENGTH}), name) == MAX_LENGTH
+        with pytest.raises(InvalidInput, match=f"{name}={MAX_LENGTH + 1} must be at most {MAX_LENGTH}"):
+            Problem(**FIELDS | {name: MAX_LENGTH + 1})
+
+
+def test_a_problem_comes_back_from_json() -> None:
+    for change in ({}, {"causal": True, "alignment": 2}, {"out_dtype": "float64"}):
+        problem = Problem(**FIELDS | change)
+        again = value.from_json(Problem, json.loads(json.dumps(value.to_json(problem))))
+        assert again == problem
+        assert again.key == problem.key
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        "float16",
+        {1: 2},
+        FIELDS | {"x" * 1000: 1},
+        FIELDS | {"a\nb": 1},
+        FIELDS | {"batch": 1.0},
+        FIELDS | {"batch": True},
+        FIELDS | {"batch": HUGE},
+        FIELDS | {"batch": [HUGE]},
+        FIELDS | {"causal": 1},
+        FIELDS | {"dtype": HUGE},
+        FIELDS | {"dtype": ["float16"]},
+        FIELDS | {"dtype": "float16,head_dim=8"},
+        {},
+    ],
+    ids=lambda data: value.shown(data, 30),
+)
+def test_hostile_data_is_no_problem(data: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        value.from_json(Problem, data)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [None, ["sm80_fwd"], "x" * 500, HUGE], ids=lambda name: value.shown(name, 30))
+def test_a_family_that_is_not_known(name: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"is not known\. Known: sm80_fwd, fma_fwd"):
+        read_config(name, CONFIG)
+
+
+@pytest.mark.parametrize("got", [np.array([64, 64]), HUGE, 64.0, "64"], ids=lambda got: value.shown(got, 30))
+def test_a_config_takes_listed_values_only(got: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"block_m=.* is not allowed\. Allowed: .*64"):
+        Sm80FwdConfig(**CONFIG | {"block_m": got})
+    with pytest.raises(FlashtuneError):
+        read_config("sm80_fwd", CONFIG | {"block_m": got})
+
+
+def test_shown_is_short_and_never_fails() -> None:
+    assert value.shown("h100") == "'h100'"
+    assert value.shown("x" * 100) == "'" + "x" * 56 + "..."
+    assert value.shown(HUGE) == "a value of type int with very many digits"
