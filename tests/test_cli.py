@@ -14,7 +14,7 @@ import flashtune
 from flashtune.cli import main
 
 PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
-COMMANDS = ["explain", "info", "list", "source", "tune"]
+COMMANDS = ["emulate", "explain", "info", "list", "source", "tune"]
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,12 @@ def test_every_command_teaches_by_example(command: str) -> None:
         (["source", "--gpu", "h100", *PROBLEM, "--config", "block_m=3"], "block_m"),
         (["list"], "there is no tuning database"),
         (["list", "--db", "/nowhere/at/all.db"], "/nowhere/at/all.db"),
+        (["explain", "--gpu", "h100", *PROBLEM, "--db", "/nowhere/at/all.db"], "/nowhere/at/all.db"),
+        (["list", "--db", "x" * 300], "too long"),
+        (["list", "--gpu", ""], "GPU ''"),
+        (["source", "--gpu", "h100", *PROBLEM, "--family", ""], "family ''"),
+        (["source", "--gpu", "h100", *PROBLEM, "--config", "block_m=64,block_m=128"], "block_m is given twice"),
+        (["tune", "--gpu", "h100", "--preset", ""], "preset ''"),
     ],
     ids=lambda value: "-".join(value)[:40] if isinstance(value, list) else None,
 )
@@ -83,11 +89,28 @@ def test_bad_input_is_one_line_and_exit_code_1(arguments: list[str], message: st
         (["tune", "--gpu", "h100", "--seqlen", "64"], "--head-dim, --heads"),
         (["explain", "--gpu", "h100", "--heads", "4", "--head-dim", "64"], "--seqlen"),
         (["explain", "--gpu", "h100", "--heads", "4", "--head-dim", "64", "--seqlen-q", "9"], "--seqlen-k"),
+        (["explain", "--gpu", "h100", "--heads", "4", "--head-dim", "64", "--seqlen-q", "0"], "needs --seqlen-k"),
+        (["list", "--db", ""], "must be a path"),
+        (["tune", "--gpu", "h100", "--db", "postgresql://me:secret@host/db"], "must be a path"),
     ],
-    ids=["preset-and-flags", "heads-missing", "seqlen-missing", "half-of-the-lengths"],
+    ids=["preset-and-flags", "heads-missing", "seqlen-missing", "half", "half-that-is-0", "no-database", "address"],
 )
 def test_misuse_says_what_is_missing_and_exits_with_2(arguments: list[str], message: str) -> None:
     assert message in call(*arguments, code=2).output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("command", ["explain", "source"])
+def test_output_that_can_not_be_written_is_one_line(command: str) -> None:
+    script = f"from flashtune.cli import main; main({[command, '--gpu', 'h100', *PROBLEM]!r})"
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "No space left" in done.stderr
 
 
 def test_a_text_file_as_database_is_refused_and_left_alone(tmp_path: Path) -> None:

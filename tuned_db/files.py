@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import sqlite3
+import stat
 import struct
 import sys
 import tempfile
@@ -42,20 +43,19 @@ class Header:
 def read_header(path: Path) -> Header:
     """The header of ``path``. Reads 100 bytes and changes nothing.
 
-    Raises :class:`DatabaseDamaged` for a directory, an empty file (SQLite would take it for a new database; we never
-    leave one, so it is what is left of a failed copy) and whatever is not SQLite, :class:`DatabaseForeign` for
-    another program's database, :class:`DatabaseTooNew`, and :class:`StoreError` where it is missing or unreadable.
+    Raises :class:`DatabaseDamaged` for a directory, a device, an empty file (SQLite would take it for a new
+    database; we never leave one, so it is what is left of a failed copy) and whatever is not SQLite,
+    :class:`DatabaseForeign` for another program's database, :class:`DatabaseTooNew`, and :class:`StoreError` where it
+    is missing or unreadable.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its other end
+            raise DatabaseDamaged(f"tuning database {path} is a directory or a device, not a file")
         with path.open("rb") as file:
             head = file.read(_HEADER_BYTES)
     except FileNotFoundError as error:
         raise StoreError(f"tuning database {path} does not exist") from error
-    except IsADirectoryError as error:
-        raise DatabaseDamaged(f"tuning database {path} is a directory, not a file") from error
     except OSError as error:
-        if os.path.isdir(path):  # what Windows says is PermissionError
-            raise DatabaseDamaged(f"tuning database {path} is a directory, not a file") from error
         raise StoreError(f"tuning database {path} can't be read: {error.strerror}") from error
     if not head:
         raise DatabaseDamaged(f"tuning database {path} is empty (0 bytes). {_WAY_OUT}")
@@ -181,12 +181,14 @@ def _translated(path: Path, error: sqlite3.Error, writing: bool, timeout: float)
         return DatabaseDamaged(f"tuning database {path} is damaged: it is shorter than it says. {_WAY_OUT}")
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreError(f"tuning database {path} has been locked by another process for {timeout:g} s")
-    if writing and primary in (
+    shared_memory = (sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
+    refused = (
         sqlite3.SQLITE_READONLY,
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_IOERR,
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_PERM,
-    ):
+    )
+    if code in shared_memory or (writing and primary in refused):  # in WAL mode readers need a side file, too
         return not_writable(path, str(error))
     return StoreError(f"tuning database {path} can't be used: {error}")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashtune.errors import InvalidInput
+from flashtune.errors import InvalidInput, InvalidType
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|)")
+_FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|m|h|)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,21 @@ class Budget:
     seconds: float | None = None
     trials: int | None = None
 
+    def __post_init__(self) -> None:
+        amounts = [each for each in (self.seconds, self.trials) if each is not None]
+        if len(amounts) != 1 or not 0 < amounts[0] < math.inf:
+            raise InvalidInput(f"seconds={self.seconds}, trials={self.trials}: one of them must be set, and positive")
+
     def __str__(self) -> str:
         return f"{self.trials} trials" if self.trials is not None else f"{self.seconds:g} s"
 
 
-def parse_budget(text: str) -> Budget:
+def parse_budget(text: Budget | str) -> Budget:
     """``120s``, ``10m``, ``1.5h`` are times; a bare whole number such as ``200`` counts trials."""
+    if isinstance(text, Budget):
+        return text
+    if not isinstance(text, str):
+        raise InvalidType(f"budget is a {type(text).__qualname__}, it must be text such as '120s' or '200'")
     match = _FORM.fullmatch(text.strip().lower())
     if match is not None:
         amount, unit = float(match[1]), match[2]

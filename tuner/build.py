@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Protocol
 
 from flashtune.codegen.cache import compiled
@@ -40,7 +43,7 @@ class Builder(Protocol):
         """Compiles ``source``; equal sources share one job."""
 
     def close(self) -> None:
-        """Drops jobs that have not begun."""
+        """Drops all jobs that are not done, at once."""
 
 
 class ProcessBuilder:
@@ -50,18 +53,22 @@ class ProcessBuilder:
         self.arch = arch
         self.workers = min(workers, MAX_WORKERS)
         self._jobs: dict[str, Future[Built]] = {}
-        self._pool = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_ignore_interrupt)
+        context = get_context("spawn")
+        leash, self._leash = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(self.workers, context, initializer=_begin, initargs=(leash,))
 
     def submit(self, source: Source) -> Future[Built]:
         if source.digest not in self._jobs:
             try:
-                self._jobs[source.digest] = self._pool.submit(build, source, self.arch)
+                with _interrupts_held():
+                    self._jobs[source.digest] = self._pool.submit(build, source, self.arch)
             except BrokenProcessPool as error:
                 raise _broken() from error
         return self._jobs[source.digest]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._leash.close()
 
 
 def build(source: Source, arch: str) -> Built:
@@ -97,9 +104,30 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C is for the session, which then closes the pool."""
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A Ctrl-C arrives afterwards; processes that are started meanwhile never see one, not even while they import."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin(leash: Connection) -> None:
+    """In a worker: Ctrl-C is for the session, and whatever ends the session ends the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(leash,), daemon=True).start()
+
+
+def _end_with(leash: Connection) -> None:
+    try:
+        leash.poll(None)  # nothing is ever sent: it returns when the other end is closed, by hand or by the system
+    finally:
+        os._exit(1)
 
 
 def _broken() -> FlashtuneError:

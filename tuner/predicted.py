@@ -20,7 +20,7 @@ from flashtune.tuned_db.store import Store
 from .budget import Budget, Meter
 from .build import Builder, Built, result, wait_for_any
 from .measured import render
-from .records import own_version
+from .records import known_builds, own_version
 from .report import Progress, Report, Row
 from .space import make_space
 from .trial import judge_resources
@@ -141,13 +141,19 @@ def _in_turns(groups: Sequence[_Group]) -> Iterator[tuple[_Group, Config]]:
 
 
 def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Built], store: Store) -> Row:
-    """Ranks with the compiler's facts, stores the ranking, and says what is best."""
+    """Ranks with the compiler's facts, those of earlier runs too, stores the ranking, and says what is best."""
+    earlier = {
+        config: built
+        for config, built in known_builds(store, problem, gpu).items()
+        if config not in group.built and judge_resources(problem, config, gpu, built) is None
+    }
+    usable = {**earlier, **usable}
     ranking: list[tuple[Config, Estimate]] = sorted(
         ((config, predict(problem, config, gpu, built)) for config, built in usable.items()),
         key=lambda pair: (pair[1].seconds, pair[0].family, pair[0].key),
     )
     if not ranking:
-        why = "the budget ended before a config was compiled" if not group.built else "no config compiled as it must"
+        why = "the run ended before a config was compiled" if not group.built else "no config compiled as it must"
         return Row(problem=problem, why=why, tried=len(group.built))
     created = now()
     store.replace_predictions(
@@ -180,4 +186,5 @@ def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Bu
         next_best=ranking[1][0] if len(ranking) > 1 else None,
         next_ratio=ranking[1][1].seconds / estimate.seconds if len(ranking) > 1 else None,
         tried=len(group.built),
+        known=len(earlier),
     )

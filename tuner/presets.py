@@ -29,6 +29,7 @@ def _square(
 
 
 def _quick() -> list[Problem]:
+    """4 common problems in bfloat16, head_dim 64 and 128."""
     return [
         _square(4, 4096, 16, 128, causal=True),
         _square(4, 4096, 16, 128),
@@ -38,6 +39,7 @@ def _quick() -> list[Problem]:
 
 
 def _grid() -> list[Problem]:
+    """head_dim 64, 128, 256; causal or not; 512 to 16384 tokens, 16384 in all."""
     return [
         _square(TOKENS // seqlen, seqlen, MODEL_WIDTH // head_dim, head_dim, causal=causal)
         for head_dim in (64, 128, 256)
@@ -47,6 +49,7 @@ def _grid() -> list[Problem]:
 
 
 def _llm() -> list[Problem]:
+    """Causal prefills with grouped heads (32/8 and 64/8), head_dim 128, 512 to 32768 tokens."""
     return [
         _square(batch, seqlen, heads, 128, heads_kv=heads_kv, causal=True)
         for heads, heads_kv in ((32, 8), (64, 8))
@@ -54,20 +57,11 @@ def _llm() -> list[Problem]:
     ]
 
 
-_PRESETS: dict[str, tuple[str, Callable[[], list[Problem]]]] = {
-    "quick": ("4 common problems in bfloat16, head_dim 64 and 128", _quick),
-    "grid": ("36 problems: head_dim 64, 128, 256; causal or not; 512 to 16384 tokens, 16384 in all", _grid),
-    "llm": ("8 causal prefills with grouped heads (32/8 and 64/8), head_dim 128, 512 to 32768 tokens", _llm),
-}
-
-
-def preset_names() -> dict[str, str]:
-    """Preset names with one line about each."""
-    return {name: text for name, (text, _) in _PRESETS.items()}
+_PRESETS: dict[str, Callable[[], list[Problem]]] = {"quick": _quick, "grid": _grid, "llm": _llm}
 
 
 def preset(name: str) -> list[Problem]:
     """The problems of preset ``name``."""
     if name not in _PRESETS:
         raise InvalidInput(f"preset {name[:40]!r} is not known. Known: {', '.join(_PRESETS)}")
-    return _PRESETS[name][1]()
+    return _PRESETS[name]()

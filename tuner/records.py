@@ -85,6 +85,27 @@ def known(store: Store, problem: Problem, gpu: Gpu, *, unit: str) -> dict[Config
     return rows
 
 
+def known_builds(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, Built]:
+    """The compiler's facts of each predicted config that is still legal and rendered the same today."""
+    found: dict[Config, Built] = {}
+    for each in store.predictions(problem=problem, gpu_key=gpu.key):
+        kind, spec = family(each.family), problem.spec
+        facts = each.registers, each.spill_bytes, each.shared_bytes
+        if None in facts or kind.unsupported(spec, gpu) or kind.illegal(each.config, spec, gpu):
+            continue
+        if each.source_digest != source_digest(spec, each.config):
+            continue
+        registers, spill_bytes, shared = (fact or 0 for fact in facts)
+        found[each.config] = Built(
+            digest=each.source_digest,
+            registers=registers,
+            spill_bytes=spill_bytes,
+            static_shared_bytes=max(0, shared - kind.resources(each.config, spec).shared_memory),
+            nvrtc=each.nvrtc,
+        )
+    return found
+
+
 def starts(store: Store, problem: Problem, gpu: Gpu) -> list[Config]:
     """Configs to try first besides the default: what attention() would use, then winners of near problems and chips."""
     found = [find(problem, gpu, store_path=store.path).config]

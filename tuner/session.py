@@ -10,7 +10,7 @@ from flashtune.codegen.device import missing_device, visible_gpus
 from flashtune.codegen.family import Family, family, supporting
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem
-from flashtune.errors import InvalidInput, NoGpu, UnsupportedProblem
+from flashtune.errors import InvalidInput, InvalidType, NoGpu, UnsupportedProblem
 from flashtune.settings import database_path
 from flashtune.tuned_db.store import Store
 
@@ -47,7 +47,11 @@ def tune(
     """
     if mode not in ("auto", "measure", "predict"):
         raise InvalidInput(f"mode={str(mode)[:40]!r} is not known. Known: auto, measure, predict")
-    limit = parse_budget(budget) if isinstance(budget, str) else budget
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise InvalidInput(f"seed={str(seed)[:40]} must be a whole number from 0 to 2**32 - 1")
+    if isinstance(families, str):
+        raise InvalidType(f"families={families[:40]!r} is text, it must be a collection of names")
+    limit = parse_budget(budget)
     target, index, reason = locate(gpu, mode)
     wanted = list(dict.fromkeys(problems))
     _check(wanted, target, families)
@@ -78,6 +82,8 @@ def locate(gpu: Gpu | str | None, mode: str) -> tuple[Gpu, int | None, str]:
 
     Raises :class:`NoGpu` where ``mode`` or a missing name needs a device.
     """
+    if not isinstance(gpu, Gpu | str | None):
+        raise InvalidType(f"gpu is a {type(gpu).__qualname__}, it must be a Gpu, an alias such as 'h100', or None")
     found = visible_gpus()
     if gpu is None:
         if not found:

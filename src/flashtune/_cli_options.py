@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from .errors import InvalidInput
 
 if TYPE_CHECKING:
     from .codegen.gpu import Gpu
@@ -16,9 +19,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 DTYPES = ("float16", "bfloat16", "float32")
 _REQUIRED = ("head_dim", "heads")
 
-database_option = click.option(
-    "--db", "database", type=click.Path(dir_okay=False), help="Tuning database. [default: $FLASHTUNE_DB, see info]"
-)
+
+def _database(context: click.Context, option: click.Parameter, given: str | None) -> Path | None:
+    if given is None:
+        return None
+    if not given.strip() or "://" in given:
+        raise click.BadParameter("must be a path of a file system", context, option)  # an address may hold a password
+    return Path(given)
+
+
+def _existing(context: click.Context, option: click.Parameter, given: str | None) -> Path | None:
+    path = _database(context, option, given)
+    if path is not None and not path.exists():
+        raise InvalidInput(f"there is no tuning database at {path} yet; flashtune tune makes one")
+    return path
+
+
+def _database_option(check: Callable[..., Path | None]) -> Callable[[F], F]:
+    kind = click.Path(dir_okay=False)
+    return click.option(
+        "--db", "database", type=kind, callback=check, help="Tuning database. [default: $FLASHTUNE_DB, see info]"
+    )
+
+
+new_database_option = _database_option(_database)
+database_option = _database_option(_existing)
 gpu_option = click.option("--gpu", help="GPU such as h100, a100 or rtx-4090; it need not be here. [default: the first]")
 
 
@@ -61,7 +86,7 @@ def problem_from(given: dict[str, Any]) -> Problem:
     if seqlen_q is None and seqlen_k is None:
         missing.append("seqlen")
     elif seqlen_q is None or seqlen_k is None:
-        missing.append("seqlen_k" if seqlen_q else "seqlen_q")
+        missing.append("seqlen_q" if seqlen_q is None else "seqlen_k")
     if missing or seqlen_q is None or seqlen_k is None:
         raise click.UsageError("the problem needs " + ", ".join("--" + name for name in missing).replace("_", "-"))
     return Problem(

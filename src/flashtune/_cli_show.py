@@ -27,10 +27,10 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
     from .codegen.gpu import gpu_by_alias
     from .tuned_db.store import Store
 
+    wanted = gpu_by_alias(gpu_name).key if gpu_name is not None else None
     path = database or settings.database_path()
     if not path.exists():
         raise InvalidInput(f"there is no tuning database at {path} yet; flashtune tune makes one")
-    wanted = gpu_by_alias(gpu_name).key if gpu_name else None
     out = console()
     with Store.open(path, create=False, readonly=True) as store:
         keys = [wanted] if wanted else store.gpu_keys()
@@ -111,7 +111,7 @@ def show_source(
     else:
         from .codegen.family import supporting
 
-        kind = family(family_name) if family_name else supporting(problem.spec, gpu)[0]
+        kind = family(family_name) if family_name is not None else supporting(problem.spec, gpu)[0]
         config = _changed(kind.default(problem.spec, gpu), parameters)
     plan = family(config.family).plan(problem, config, gpu)
     click.echo(f"// {problem} on {gpu}: {config}")
@@ -176,10 +176,14 @@ def _changed(config: Config, text: str | None) -> Config:
     """``config`` with the parameters that ``text`` (``block_m=64,num_warps=4``) gives."""
     data: dict[str, Any] = {each.name: getattr(config, each.name) for each in config.parameters()}
     known = {each.name: each for each in config.parameters()}
+    given: set[str] = set()
     for part in filter(None, (text or "").split(",")):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in known:
             raise InvalidInput(f"{config.family} has no parameter {name[:40]!r}. Known: {', '.join(known)}")
+        if name in given:
+            raise InvalidInput(f"{name} is given twice")
+        given.add(name)
         choices = {str(choice).lower(): choice for choice in known[name].choices}
         if value.lower() not in choices:
             raise InvalidInput(f"{name}={value[:40]!r} is not allowed. Allowed: {', '.join(choices)}")

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ._cli_options import database_option, gpu_from, gpu_option, problem_from, problem_options, take_problem
+from ._cli_emulate import emulate
+from ._cli_options import (
+    database_option,
+    gpu_from,
+    gpu_option,
+    new_database_option,
+    problem_from,
+    problem_options,
+    take_problem,
+)
 from .errors import FlashtuneError
 
 
 class _Commands(click.Group):
-    """Turns errors raised on purpose into one line and exit code 1."""
+    """Turns errors raised on purpose, and those of files, into one line and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except FlashtuneError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of a pipe has seen enough; click ends quietly
+                raise
+            raise click.ClickException(f"{error.strerror}: {error.filename or 'the output'}") from error
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -59,7 +73,7 @@ def main() -> None:
 )
 @click.option("--family", "families", multiple=True, help="Search only this kernel family. May be repeated.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search.")
-@database_option
+@new_database_option
 def tune(
     gpu: str | None,
     preset: str | None,
@@ -67,7 +81,7 @@ def tune(
     mode: str,
     families: tuple[str, ...],
     seed: int,
-    database: str | None,
+    database: Path | None,
     **flags: Any,
 ) -> None:
     """Search the fastest configs and store them.
@@ -90,19 +104,19 @@ def tune(
     run_tune(
         gpu,
         problem_from(given) if given else None,
-        preset or "quick",
+        "quick" if preset is None else preset,
         budget=budget,
         mode=mode,
         families=families or None,
         seed=seed,
-        database=Path(database) if database else None,
+        database=database,
     )
 
 
 @main.command(name="list")
 @click.option("--gpu", help="Only this GPU.")
 @database_option
-def list_(gpu: str | None, database: str | None) -> None:
+def list_(gpu: str | None, database: Path | None) -> None:
     """List the best stored config of each problem.
 
     \b
@@ -112,14 +126,14 @@ def list_(gpu: str | None, database: str | None) -> None:
     """
     from ._cli_show import show_list
 
-    show_list(gpu, Path(database) if database else None)
+    show_list(gpu, database)
 
 
 @main.command()
 @gpu_option
 @problem_options
 @database_option
-def explain(gpu: str | None, database: str | None, **flags: Any) -> None:
+def explain(gpu: str | None, database: Path | None, **flags: Any) -> None:
     """Say which config attention() would run for a problem, and why.
 
     \b
@@ -129,7 +143,7 @@ def explain(gpu: str | None, database: str | None, **flags: Any) -> None:
     """
     from ._cli_show import show_explain
 
-    show_explain(problem_from(take_problem(flags)), gpu_from(gpu), Path(database) if database else None)
+    show_explain(problem_from(take_problem(flags)), gpu_from(gpu), database)
 
 
 @main.command()
@@ -140,7 +154,7 @@ def explain(gpu: str | None, database: str | None, **flags: Any) -> None:
 @click.option("--lines", is_flag=True, help="Keep the #line directives that name template files.")
 @database_option
 def source(
-    gpu: str | None, family: str | None, settings: str | None, lines: bool, database: str | None, **flags: Any
+    gpu: str | None, family: str | None, settings: str | None, lines: bool, database: Path | None, **flags: Any
 ) -> None:
     """Print the CUDA source that is generated for a problem.
 
@@ -152,7 +166,10 @@ def source(
     from ._cli_show import show_source
 
     problem, target = problem_from(take_problem(flags)), gpu_from(gpu)
-    show_source(problem, target, family, settings, lines, Path(database) if database else None)
+    show_source(problem, target, family, settings, lines, database)
+
+
+main.add_command(emulate)
 
 
 @main.command()

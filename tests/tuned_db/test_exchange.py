@@ -102,7 +102,7 @@ TAMPERED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "template in a word": (lambda row: row["config"].update(order="{{ 7*7 }}"), "order=.* is not allowed"),
     "unlisted value": (lambda row: row["config"].update(block=48), "block=.*48.* is not allowed"),
     "pickle as text": (lambda row: row.update(config="gASVDAAAAAAAAACMBHBvc2l4lC4="), "config must be a JSON object"),
-    "another config key": (lambda row: row["config"].update(evil=1), "no field evil"),
+    "another config key": (lambda row: row["config"].update(evil=1), "no field '?evil"),
     "another row key": (lambda row: row.update(evil=1), "no field 'evil'"),
     "no status": (lambda row: row.pop("status"), "needs status"),
     "unlisted status": (lambda row: row.update(status="perfect"), "status='perfect' is not known"),

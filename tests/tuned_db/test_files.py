@@ -69,6 +69,15 @@ def a_directory(path: Path) -> None:
     path.mkdir()
 
 
+needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+
+
+def a_pipe(path: Path) -> None:
+    """Opening it would wait for a writer for ever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 def scrambled_schema(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[100:4096] = random.Random(2).randbytes(3996)
@@ -100,6 +109,7 @@ BROKEN = [
     (emptied, DatabaseDamaged, r"empty \(0 bytes\)"),
     (text, DatabaseDamaged, "not an SQLite database"),
     (a_directory, DatabaseDamaged, "is a directory"),
+    pytest.param(a_pipe, DatabaseDamaged, "or a device", marks=needs_pipes),
     (scrambled_schema, DatabaseDamaged, "damaged"),
     (without_tables, DatabaseDamaged, "damaged: no such table"),
     (another_programs, DatabaseForeign, "another program"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import optuna
@@ -15,10 +16,10 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Spec
 from flashtune.codegen.reference import plain_attention
-from flashtune.errors import InvalidInput
+from flashtune.errors import InvalidInput, InvalidType
 from flashtune.tuner.budget import Budget, Meter, parse_budget
 from flashtune.tuner.inputs import from_memory, random_values, to_memory
-from flashtune.tuner.presets import preset, preset_names
+from flashtune.tuner.presets import preset
 from flashtune.tuner.sample import samples
 from flashtune.tuner.sampler import EXHAUSTIVE
 from flashtune.tuner.space import Space, make_space
@@ -42,10 +43,26 @@ def test_budgets_are_times_or_trials(text: str, budget: Budget) -> None:
     assert parse_budget(text) == budget
 
 
-@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "1.5", "10 minutes", "s", "1e3", "nan", "10mm"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0s", "-5", "1.5", "10 minutes", "s", "1e3", "nan", "10mm", "\u0661s", "9" * 400 + "s"]
+)
 def test_other_budgets_are_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(InvalidInput, match="120s, 10m or 1h"):
         parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    "amounts", [{}, {"seconds": 1.0, "trials": 1}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"trials": 0}]
+)
+def test_a_budget_is_one_positive_amount(amounts: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match="one of them must be set, and positive"):
+        Budget(**amounts)
+
+
+def test_a_budget_that_is_no_text_is_refused() -> None:
+    given: Any = 200
+    with pytest.raises(InvalidType, match="budget is a int"):
+        parse_budget(given)
 
 
 def test_a_meter_runs_from_one_to_zero() -> None:
@@ -66,7 +83,6 @@ def test_presets_hold_distinct_problems_that_the_default_gpu_serves(name: str, c
     problems = preset(name)
     assert len(set(problems)) == count
     assert all(FAMILY.unsupported(each.spec, gpu_by_alias("h100")) is None for each in problems)
-    assert name in preset_names()
 
 
 def test_the_grid_needs_few_specs_and_keeps_tokens_and_width() -> None:

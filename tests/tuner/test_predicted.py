@@ -94,6 +94,24 @@ def test_ctrl_c_stores_a_ranking_of_what_was_compiled(tmp_path: Path) -> None:
         assert 0 < len(store.predictions(problem=PROBLEM)) < 4
 
 
+def test_a_shorter_run_loses_nothing_that_an_earlier_one_found(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.db"
+    first = predict_into(path, [PROBLEM], Budget(trials=8))
+    second = predict_into(path, [PROBLEM], Budget(trials=2))
+    with Store.open(path, readonly=True) as store:
+        assert [each.rank for each in store.predictions(problem=PROBLEM)] == list(range(1, 9))
+    assert second.rows[0].config == first.rows[0].config
+    assert (second.rows[0].tried, second.rows[0].known) == (2, 6)
+
+
+def test_predictions_of_another_source_are_not_carried_over(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.db"
+    predict_into(path, [PROBLEM], Budget(trials=8), FakeBuilder(lambda _: Built(digest="0" * 64, registers=96)))
+    predict_into(path, [PROBLEM], Budget(trials=2))
+    with Store.open(path, readonly=True) as store:
+        assert len(store.predictions(problem=PROBLEM)) == 2
+
+
 def test_registers_of_the_compiler_change_the_ranking(tmp_path: Path) -> None:
     """All configs get so many registers that fewer blocks fit: predicted times can only grow."""
     few = predict_into(tmp_path / "a.db", [problem(8192)], Budget(trials=8))

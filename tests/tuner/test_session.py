@@ -9,7 +9,7 @@ import pytest
 from tuner_fakes import problem
 
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.errors import FlashtuneError, InvalidInput, NoGpu, UnknownGpu, UnsupportedProblem
+from flashtune.errors import FlashtuneError, InvalidInput, InvalidType, NoGpu, UnknownGpu, UnsupportedProblem
 from flashtune.tuner import session
 from flashtune.tuner.session import locate, tune
 
@@ -71,11 +71,28 @@ def test_no_name_and_no_device_is_one_clear_error(devices: list[Gpu]) -> None:
         ({"gpu": "h1000"}, UnknownGpu, "h1000"),
         ({"mode": "guess"}, InvalidInput, "auto, measure, predict"),
         ({"budget": "soon"}, InvalidInput, "soon"),
+        ({"budget": 200}, InvalidType, "budget is a int"),
+        ({"gpu": 90}, InvalidType, "gpu is a int"),
+        ({"seed": -1}, InvalidInput, "seed=-1"),
+        ({"seed": True}, InvalidInput, "seed=True"),
+        ({"families": "sm80_fwd"}, InvalidType, "collection of names"),
         ({"problems": []}, InvalidInput, "no problem"),
         ({"families": ["sm12_fwd"]}, InvalidInput, "sm12_fwd"),
         ({"gpu": "t4", "families": ["sm80_fwd"]}, UnsupportedProblem, "7.5"),
     ],
-    ids=["gpu", "mode", "budget", "problems", "family", "family-on-old-gpu"],
+    ids=[
+        "gpu",
+        "mode",
+        "budget",
+        "budget-type",
+        "gpu-type",
+        "seed",
+        "seed-type",
+        "families-type",
+        "problems",
+        "family",
+        "family-on-old-gpu",
+    ],
 )
 def test_bad_input_is_refused_before_the_database_is_made(
     devices: list[Gpu], tmp_path: Path, changes: dict[str, Any], error: type[FlashtuneError], message: str
