@@ -119,6 +119,20 @@ def register_cap(threads: int, blocks_per_sm: int) -> int:
     return min(_MAX_REGISTERS, 65536 // (threads * blocks_per_sm) // 8 * 8)
 
 
+def too_large(needs: Resources, blocks_per_sm: int, gpu: Gpu) -> str | None:
+    """Why ``blocks_per_sm`` thread blocks that take ``needs`` each can't be on an SM, or are no limit; or None."""
+    if needs.shared_memory > gpu.shared_memory_block:
+        return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_block} B"
+    if blocks_per_sm * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
+        return f"blocks_per_sm={blocks_per_sm} do not fit the shared memory of {gpu}"
+    cap = register_cap(needs.threads, blocks_per_sm)
+    if needs.registers > cap:
+        return f"needs about {needs.registers} registers per thread, {cap} are left"
+    if blocks_per_sm > 1 and register_cap(needs.threads, blocks_per_sm - 1) == cap:
+        return f"blocks_per_sm={blocks_per_sm} caps registers no more than {blocks_per_sm - 1} does"
+    return None
+
+
 def _kind(reason: str) -> str:
     return re.sub(r"\b\d+\b", "#", reason)  # names such as h100 stay whole
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from flashtune.errors import UnsupportedProblem
 
 from ..config import Config, parameter
-from ..family import Family, Resources, register_cap
+from ..family import Family, Resources, register_cap, too_large
 from ..gpu import Gpu
 from ..problem import INPUT_DTYPES, ITEM_BYTES, VECTOR_ALIGNMENT, Problem, Spec
 from ..work import Work, fp32_flops_clock, walk
@@ -109,18 +109,7 @@ class FmaFwd(Family):
             return f"block_m={config.block_m} does not give each of {config.threads_m} groups of threads whole rows"
         if config.block_n < config.threads_n:
             return f"block_n={config.block_n} gives threads_n={config.threads_n} less than a key each"
-        needs = self.resources(config, spec)
-        if needs.shared_memory > gpu.shared_memory_block:
-            return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_block} B"
-        blocks = config.blocks_per_sm
-        if blocks * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
-            return f"blocks_per_sm={blocks} do not fit the shared memory of {gpu}"
-        cap = register_cap(config.num_threads, blocks)
-        if needs.registers > cap:
-            return f"needs about {needs.registers} registers per thread, {cap} are left"
-        if blocks > 1 and register_cap(config.num_threads, blocks - 1) == cap:
-            return f"blocks_per_sm={blocks} caps registers no more than {blocks - 1} does"
-        return None
+        return too_large(self.resources(config, spec), config.blocks_per_sm, gpu)
 
     def default(self, spec: Spec, gpu: Gpu) -> Config:
         """The first of a list that does not spill, with two blocks on an SM where that can be had."""

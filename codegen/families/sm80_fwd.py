@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..config import Config, parameter
-from ..family import Family, Resources, register_cap
+from ..family import Family, Resources, register_cap, too_large
 from ..gpu import Gpu
 from ..problem import Problem, Spec
 from ..work import Work, tensor_flops_clock, walk
@@ -70,17 +70,7 @@ class Sm80Fwd(Family):
             return f"block_m={config.block_m} does not give each of {config.num_warps} warps whole tiles of 16 rows"
         if rows > 32:
             return f"{rows} rows per warp: at most 32 fit the registers"
-        needs = self.resources(config, spec)
-        if needs.shared_memory > gpu.shared_memory_block:
-            return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_block} B"
-        if config.blocks_per_sm * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
-            return f"blocks_per_sm={config.blocks_per_sm} do not fit the shared memory of {gpu}"
-        cap = register_cap(needs.threads, config.blocks_per_sm)
-        if needs.registers > cap:
-            return f"needs about {needs.registers} registers per thread, {cap} are left"
-        if config.blocks_per_sm > 1 and register_cap(needs.threads, config.blocks_per_sm - 1) == cap:
-            return f"blocks_per_sm={config.blocks_per_sm} caps registers no more than {config.blocks_per_sm - 1} does"
-        return None
+        return too_large(self.resources(config, spec), config.blocks_per_sm, gpu)
 
     def default(self, spec: Spec, gpu: Gpu) -> Config:
         if spec.head_dim <= 64:
