@@ -7,13 +7,14 @@ a call that returned is on the disk (``synchronous=FULL``).
 from __future__ import annotations
 
 import copy
+import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import Connection, Select, delete, exists, select
+from sqlalchemy import ColumnElement, Connection, CursorResult, Select, bindparam, delete, exists, select
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
@@ -159,16 +160,10 @@ class Store:
         stage: str | None = None,
     ) -> list[Measurement]:
         """Measurements that match all that is given, oldest first. Rows that this version can't read are left out."""
-        query = _narrowed(select_measurements(), problem, spec, gpu_key, family)
-        for column, wanted in (
-            (MeasurementRow.session, session),
-            (MeasurementRow.status, status),
-            (MeasurementRow.stage, stage),
-        ):
-            if wanted is not None:
-                query = query.where(column == wanted)
+        wanted = {**_keys(problem, spec), "gpu_key": gpu_key, "family": family}
+        wanted |= {"session": session, "status": status, "stage": stage}
         with self._read() as connection:
-            found = read_measurements(connection.execute(query))
+            found = read_measurements(_matching(connection, select_measurements, wanted))
         return sorted(found, key=lambda each: (each.created, each.id))
 
     def predictions(
@@ -180,9 +175,9 @@ class Store:
         family: str | None = None,
     ) -> list[Prediction]:
         """Predictions that match all that is given, best first."""
-        query = _narrowed(select_predictions(), problem, spec, gpu_key, family)
+        wanted = {**_keys(problem, spec), "gpu_key": gpu_key, "family": family}
         with self._read() as connection:
-            found = read_predictions(connection.execute(query))
+            found = read_predictions(_matching(connection, select_predictions, wanted))
         return sorted(found, key=lambda each: (each.rank, each.predicted_us, each.family, each.config.key))
 
     def winner(
@@ -280,15 +275,29 @@ def _known(connection: Connection, ids: list[str]) -> dict[str, Measurement | No
     return known
 
 
-def _narrowed(
-    query: Select[*tuple[Any, ...]], problem: Problem | None, spec: Spec | None, gpu_key: str | None, family: str | None
-) -> Select[*tuple[Any, ...]]:
-    for column, wanted in (
-        (ProblemRow.key, problem and problem.key),
-        (ProblemRow.spec_key, spec and spec.key),
-        (DeviceRow.key, gpu_key),
-        (VariantRow.family, family),
-    ):
-        if wanted is not None:
-            query = query.where(column == wanted)
-    return query
+_COLUMNS: dict[str, ColumnElement[Any]] = {
+    "problem": ProblemRow.key.expression,
+    "spec": ProblemRow.spec_key.expression,
+    "gpu_key": DeviceRow.key.expression,
+    "family": VariantRow.family.expression,
+    "session": MeasurementRow.session.expression,
+    "status": MeasurementRow.status.expression,
+    "stage": MeasurementRow.stage.expression,
+}
+
+
+def _keys(problem: Problem | None, spec: Spec | None) -> dict[str, str | None]:
+    return {"problem": problem.key if problem else None, "spec": spec.key if spec else None}
+
+
+def _matching(
+    connection: Connection, select_all: Callable[[], Select[*tuple[Any, ...]]], wanted: Mapping[str, str | None]
+) -> CursorResult[*tuple[Any, ...]]:
+    given = {name: text for name, text in wanted.items() if text is not None}
+    return connection.execute(_narrowed(select_all, tuple(given)), given)
+
+
+@functools.cache
+def _narrowed(select_all: Callable[[], Select[*tuple[Any, ...]]], names: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
+    """Kept, since SQLAlchemy takes longer to make a statement anew than SQLite to answer it."""
+    return select_all().where(*(_COLUMNS[name] == bindparam(name) for name in names))
