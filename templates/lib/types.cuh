@@ -18,8 +18,3 @@ constexpr float kLog2E = 1.4426950408889634f;
 __device__ __forceinline__ float negative_infinity() {
   return __int_as_float(0xff800000);
 }
-
-template <int kValue>
-struct Int {
-  static constexpr int value = kValue;
-};

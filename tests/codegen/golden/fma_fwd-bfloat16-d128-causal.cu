@@ -23,11 +23,6 @@ constexpr float kLog2E = 1.4426950408889634f;
 __device__ __forceinline__ float negative_infinity() {
   return __int_as_float(0xff800000);
 }
-
-template <int kValue>
-struct Int {
-  static constexpr int value = kValue;
-};
 // The one kernel argument of every forward family. Mirrored by PARAMS_FIELDS in codegen/plan.py, which a test compares.
 //
 // q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count

@@ -30,11 +30,6 @@ constexpr float kLog2E = 1.4426950408889634f;
 __device__ __forceinline__ float negative_infinity() {
   return __int_as_float(0xff800000);
 }
-
-template <int kValue>
-struct Int {
-  static constexpr int value = kValue;
-};
 // One function per PTX instruction that the templates use. Inline asm stands here and nowhere else, so that a host
 // build can replace this file.
 
