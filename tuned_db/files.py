@@ -58,9 +58,9 @@ def read_header(path: Path) -> Header:
     except OSError as error:
         raise StoreError(f"tuning database {path} can't be read: {error.strerror}") from error
     if not head:
-        raise DatabaseDamaged(f"tuning database {path} is empty (0 bytes). {_WAY_OUT}")
+        raise DatabaseDamaged(f"tuning database {path} is empty (0 bytes). {WAY_OUT}")
     if not head.startswith(_MAGIC) or len(head) < _HEADER_BYTES:
-        raise DatabaseDamaged(f"tuning database {path} is not an SQLite database. {_WAY_OUT}")
+        raise DatabaseDamaged(f"tuning database {path} is not an SQLite database. {WAY_OUT}")
     (application,) = struct.unpack_from(">i", head, 68)
     if application != APPLICATION_ID:
         raise DatabaseForeign(
@@ -72,7 +72,7 @@ def read_header(path: Path) -> Header:
     return Header(schema=schema, wal=head[18] == 2)
 
 
-_WAY_OUT = "It is left as it is: restore a copy, or move it away and a new one is made"
+WAY_OUT = "It is left as it is: restore a copy, or move it away and a new one is made"
 
 
 def check_schema(path: Path, schema: int) -> None:
@@ -176,9 +176,9 @@ def _translated(path: Path, error: sqlite3.Error, writing: bool, timeout: float)
     primary = None if code is None else code & 0xFF
     short_read = code == sqlite3.SQLITE_IOERR_SHORT_READ
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT):
-        return DatabaseDamaged(f"tuning database {path} is damaged: {error}. {_WAY_OUT}")
+        return DatabaseDamaged(f"tuning database {path} is damaged: {error}. {WAY_OUT}")
     if short_read:
-        return DatabaseDamaged(f"tuning database {path} is damaged: it is shorter than it says. {_WAY_OUT}")
+        return DatabaseDamaged(f"tuning database {path} is damaged: it is shorter than it says. {WAY_OUT}")
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreError(f"tuning database {path} has been locked by another process for {timeout:g} s")
     shared_memory = (sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)

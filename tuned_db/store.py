@@ -18,10 +18,11 @@ from sqlalchemy import ColumnElement, Connection, CursorResult, Select, bindpara
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
-from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
+from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
 
 from .files import (
     SCHEMA_VERSION,
+    WAY_OUT,
     check_schema,
     check_writable,
     read_header,
@@ -255,7 +256,9 @@ class Store:
         """Reads the schema through SQLite, which sees what a header alone does not: damage, a log not yet merged."""
         with self._read() as connection:
             schema = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-            connection.execute(select(OriginRow.id)).scalar_one()
+            origin = connection.execute(select(OriginRow.uuid)).scalar_one_or_none()
+        if origin is None:
+            raise DatabaseDamaged(f"tuning database {self.path} is damaged: its id is gone. {WAY_OUT}")
         check_schema(self.path, schema)
         if schema < SCHEMA_VERSION:
             raise StoreError(

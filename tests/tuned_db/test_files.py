@@ -26,6 +26,7 @@ from flashtune.errors import (
 from flashtune.tuned_db import files, opening
 from flashtune.tuned_db import sqlite as sqlite_module
 from flashtune.tuned_db import upgrade as upgrade_module
+from flashtune.tuned_db.files import sqlite_failures
 from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]
@@ -91,6 +92,11 @@ def without_tables(path: Path) -> None:
             plain.execute(f"DROP TABLE {table}")
 
 
+def without_its_id(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as plain, plain:
+        plain.execute("DELETE FROM origin")
+
+
 def another_programs(path: Path) -> None:
     path.unlink()
     with closing(sqlite3.connect(path)) as plain, plain:
@@ -112,6 +118,7 @@ BROKEN = [
     pytest.param(a_pipe, DatabaseDamaged, "or a device", marks=needs_pipes),
     (scrambled_schema, DatabaseDamaged, "damaged"),
     (without_tables, DatabaseDamaged, "damaged: no such table"),
+    (without_its_id, DatabaseDamaged, "its id is gone"),
     (another_programs, DatabaseForeign, "another program"),
     (from_the_future, DatabaseTooNew, "schema version 7, this flashtune knows up to 1"),
 ]
@@ -347,3 +354,11 @@ def test_no_wal_on_a_network_mount(
     monkeypatch.setattr(opening, "on_network", lambda path: True)
     assert len(Store.open(path).measurements()) == 1
     assert files.read_header(path).wal is False
+
+
+def test_a_disk_too_full_to_read_beside_writers_is_named(path: Path) -> None:
+    """In WAL mode SQLite makes a side file even for readers."""
+    failure = sqlite3.OperationalError("disk I/O error")
+    failure.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    with pytest.raises(DatabaseNotWritable, match="Pass another path"), sqlite_failures(path, writing=False, timeout=1):
+        raise failure
