@@ -48,16 +48,10 @@ class Config:
 
     @classmethod
     def parameters(cls) -> tuple[Parameter, ...]:
-        return tuple(
-            Parameter(
-                name=field.name,
-                choices=field.metadata["choices"],
-                help=field.metadata["help"],
-                neutral=None if field.default is dataclasses.MISSING else field.default,
-                searched=field.metadata["searched"],
-            )
-            for field in dataclasses.fields(cls)
-        )
+        found = _known_parameters.get(cls)
+        if found is None:
+            found = _known_parameters[cls] = tuple(_parameter_of(field) for field in dataclasses.fields(cls))
+        return found
 
     def __post_init__(self) -> None:
         for each in self.parameters():
@@ -80,3 +74,16 @@ class Config:
 
     def __str__(self) -> str:
         return f"{self.family}({self.key})"
+
+
+_known_parameters: dict[type[Config], tuple[Parameter, ...]] = {}
+
+
+def _parameter_of(field: dataclasses.Field[Any]) -> Parameter:
+    return Parameter(
+        name=field.name,
+        choices=field.metadata["choices"],
+        help=field.metadata["help"],
+        neutral=None if field.default is dataclasses.MISSING else field.default,
+        searched=field.metadata["searched"],
+    )

@@ -16,15 +16,17 @@ from flashtune.errors import InvalidInput, InvalidType
 T = TypeVar("T")
 Scalar = int | float | bool | str
 
+_known_fields: dict[type, dict[str, dataclasses.Field[Any]]] = {}
+
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
 
 def to_json(value: Any) -> dict[str, Scalar]:
     """Fields that differ from their neutral default, in order of declaration."""
     return {
-        field.name: getattr(value, field.name)
-        for field in dataclasses.fields(value)
-        if getattr(value, field.name) != field.default
+        name: getattr(value, name)
+        for name, field in _fields(type(value)).items()
+        if getattr(value, name) != field.default
     }
 
 
@@ -44,8 +46,8 @@ def shown(got: object, limit: int = 60) -> str:
 
 def check_types(value: Any) -> None:
     """Raises :class:`InvalidType` for the first field that does not hold exactly its type: True is no int."""
-    for field in dataclasses.fields(value):
-        if reason := _mismatch(type(value), field, getattr(value, field.name)):
+    for name, field in _fields(type(value)).items():
+        if reason := _mismatch(type(value), field, getattr(value, name)):
             raise InvalidType(reason)
 
 
@@ -53,7 +55,7 @@ def from_json(cls: type[T], data: Mapping[str, object]) -> T:
     """Builds ``cls`` from untrusted data. Unknown or missing names and wrong types raise :class:`InvalidInput`."""
     if not isinstance(data, Mapping):
         raise InvalidInput(f"{cls.__name__} must be named values, not {shown(data)}")
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = _fields(cls)
     what = cls.__name__
     unknown = sorted(shown(name).strip("'") for name in data if name not in fields)
     if unknown:
@@ -66,6 +68,13 @@ def from_json(cls: type[T], data: Mapping[str, object]) -> T:
         if reason := _mismatch(cls, field, data[name]):
             raise InvalidInput(reason)
     return cls(**data)
+
+
+def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    found = _known_fields.get(cls)
+    if found is None:
+        found = _known_fields[cls] = {field.name: field for field in dataclasses.fields(cls)}
+    return found
 
 
 def _mismatch(cls: type, field: dataclasses.Field[Any], got: object) -> str | None:
