@@ -36,9 +36,12 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("flashtune.errors")
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        found: Any = version("flashtune")
+        try:
+            found: Any = version("flashtune")
+        except PackageNotFoundError:  # a checkout on the path, not installed
+            found = "0+unknown"
     elif name in _HOMES:
         found = getattr(importlib.import_module(_HOMES[name]), name)
     else:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import sqlite3
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -188,26 +190,27 @@ if os.getuid() == 0:
 
 
 @pytest.fixture
-def read_only_folder(store: Store, path: Path, measurement: Make, tmp_path: Path) -> Any:
-    """Holds a database with one row; neither can be written by who has no special rights."""
-    store.record(measurement())
-    path.chmod(0o444)
-    path.parent.chmod(0o555)
-    opened = [each for each in tmp_path.parents if each.stat().st_uid == os.getuid()][: len(tmp_path.parts) - 2]
-    modes = {each: each.stat().st_mode for each in (tmp_path, *opened)}
-    for each in modes:
-        each.chmod(each.stat().st_mode | 0o055)
-    yield path.parent
-    for each, mode in modes.items():
-        each.chmod(mode)
-    path.parent.chmod(0o755)
+def read_only_folder(measurement: Make) -> Iterator[Path]:
+    """Holds a database with one row; neither can be written by who has no special rights.
+
+    Not under ``tmp_path``: its parents belong to this user alone, and other test processes share them.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="flashtune-test-"))
+    with Store.open(folder / "tuned.db") as store:
+        store.record(measurement())
+    (folder / "tuned.db").chmod(0o444)
+    folder.chmod(0o555)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
 
 
 needs_posix = pytest.mark.skipif(not hasattr(os, "setuid"), reason="needs POSIX permissions")
 
 
 @needs_posix
-def test_four_readers_share_a_folder_that_none_can_write(start: Start, read_only_folder: Path, path: Path) -> None:
+def test_four_readers_share_a_folder_that_none_can_write(start: Start, read_only_folder: Path) -> None:
+    path = read_only_folder / "tuned.db"
     before = snapshot(read_only_folder)
     code = (
         AS_NOBODY
@@ -223,13 +226,14 @@ workers = [context.Process(target=work, args=(path, answers)) for _ in range(4)]
 print([each.exitcode for each in workers], {answers.get() for _ in range(12)})
 """
     )
-    output, _ = start(code, path).communicate()
+    output, _ = start(code, path).communicate(timeout=120)
     assert output == "[0, 0, 0, 0] {(False, 1)}\n"
     assert snapshot(read_only_folder) == before
 
 
 @needs_posix
-def test_writing_there_is_refused_and_names_another_place(start: Start, read_only_folder: Path, path: Path) -> None:
+def test_writing_there_is_refused_and_names_another_place(start: Start, read_only_folder: Path) -> None:
+    path = read_only_folder / "tuned.db"
     before = snapshot(read_only_folder)
     code = AS_NOBODY + (
         "for place in (path, os.path.join(os.path.dirname(path), 'new', 'new.db')):\n"
@@ -238,7 +242,7 @@ def test_writing_there_is_refused_and_names_another_place(start: Start, read_onl
         "    except Exception as error:\n"
         "        print(type(error).__name__, error)\n"
     )
-    output, _ = start(code, path).communicate()
+    output, _ = start(code, path).communicate(timeout=120)
     first, second = output.splitlines()
     assert first.startswith(f"DatabaseNotWritable tuning database {path} can't be written: {path} is read-only.")
     assert "DatabaseNotWritable" in second
@@ -257,7 +261,7 @@ def test_a_file_that_cannot_be_read_says_so(start: Start, store: Store, path: Pa
         "    print(type(error).__name__, error)\n"
     )
     path.chmod(0)
-    output, _ = start(code, path).communicate()
+    output, _ = start(code, path).communicate(timeout=120)
     assert output == f"StoreError tuning database {path} can't be read: Permission denied\n"
 
 
