@@ -37,7 +37,7 @@ class Source:
         return "\n".join(line for line in self.text.splitlines() if not line.startswith("#line")) + "\n"
 
 
-class _LineMarkingLoader(jinja2.BaseLoader):
+class LineMarkingLoader(jinja2.BaseLoader):
     """Puts a ``#line`` at the top of each file and behind each control line, which vanishes when rendered."""
 
     def __init__(self, inner: jinja2.BaseLoader) -> None:
@@ -59,7 +59,7 @@ class _LineMarkingLoader(jinja2.BaseLoader):
 def environment() -> jinja2.Environment:
     """The one Jinja environment: control lines are ``//%`` comments, undefined names raise."""
     return jinja2.Environment(
-        loader=_LineMarkingLoader(jinja2.PackageLoader("flashtune.templates", "")),
+        loader=LineMarkingLoader(jinja2.PackageLoader("flashtune.templates", "")),
         line_statement_prefix="//%",
         block_start_string="//%{",  # never written: "{%" and "{#" occur in PTX and C++
         block_end_string="}%//",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from cupy.cuda import runtime
 
+from flashtune.codegen.bits import from_memory
 from flashtune.codegen.launch import BoundPlan
 from flashtune.codegen.problem import ITEM_BYTES
 
-from .inputs import from_memory
 from .memory import POISON, Arena, download, elements, skew, upload
 from .sample import Sample
 from .trial import Outcome

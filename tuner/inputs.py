@@ -1,38 +1,12 @@
-"""Random inputs, made on the host, and 16-bit floats as bits: a lean install has neither cuRAND nor ml_dtypes."""
+"""Random inputs, made on the host: a lean install has no cuRAND."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from flashtune.codegen.reference import rounded
-from flashtune.errors import InvalidInput
-
-Array = NDArray[Any]
+from flashtune.codegen.bits import Array, to_memory
 
 
 def random_values(dtype: str, count: int, seed: int) -> Array:
     """``count`` normal random numbers as they lie in memory: see :func:`to_memory`."""
     return to_memory(np.random.default_rng(seed).standard_normal(count, dtype=np.float32), dtype)
-
-
-def to_memory(values: Array, dtype: str) -> Array:
-    """float32 ``values`` rounded to ``dtype``; 16-bit floats come as uint16 bits."""
-    if dtype == "float32":
-        return np.ascontiguousarray(values, np.float32)
-    if dtype == "float16":
-        return values.astype(np.float16).view(np.uint16)
-    if dtype == "bfloat16":
-        return (rounded(values, dtype).view(np.uint32) >> 16).astype(np.uint16)
-    raise InvalidInput(f"dtype={dtype[:40]!r} has no random inputs. Known: float16, bfloat16, float32")
-
-
-def from_memory(values: Array, dtype: str) -> Array:
-    """The float32 (float64 for float64) numbers behind what :func:`to_memory` gives, or a kernel wrote."""
-    if dtype == "float16":
-        return values.view(np.float16).astype(np.float32)
-    if dtype == "bfloat16":
-        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return values.view(dtype)

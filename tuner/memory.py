@@ -8,10 +8,11 @@ from typing import Any
 import cupy
 from cupy.cuda import runtime
 
+from flashtune.codegen.bits import Array
 from flashtune.codegen.plan import Strides
 from flashtune.codegen.problem import ITEM_BYTES, VECTOR_ALIGNMENT, Problem
 
-from .inputs import Array, random_values
+from .inputs import random_values
 
 CHUNK = 2**20 - 3
 """Elements that are random; longer inputs repeat them. Odd, so that rows of different blocks are not alike."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flashtune.codegen.bits import Array, from_memory
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.tolerance import Tolerance, attention_tolerances
 
-from .inputs import Array, from_memory, random_values
+from .inputs import random_values
 
 _SHAPES = ((2, 197, 709, 4, 2), (1, 333, 197, 3, 1))
 """batch, seqlen_q, seqlen_k, num_heads, num_heads_kv. No length is a multiple of a tile. The first has more key blocks

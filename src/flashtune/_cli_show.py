@@ -112,7 +112,7 @@ def show_source(
         from .codegen.family import supporting
 
         kind = family(family_name) if family_name is not None else supporting(problem.spec, gpu)[0]
-        config = _changed(kind.default(problem.spec, gpu), parameters)
+        config = changed_config(kind.default(problem.spec, gpu), parameters)
     plan = family(config.family).plan(problem, config, gpu)
     click.echo(f"// {problem} on {gpu}: {config}")
     for kernel in plan.kernels:
@@ -172,7 +172,7 @@ def _nvrtc() -> str:
         return str(error)
 
 
-def _changed(config: Config, text: str | None) -> Config:
+def changed_config(config: Config, text: str | None) -> Config:
     """``config`` with the parameters that ``text`` (``block_m=64,num_warps=4``) gives."""
     data: dict[str, Any] = {each.name: getattr(config, each.name) for each in config.parameters()}
     known = {each.name: each for each in config.parameters()}

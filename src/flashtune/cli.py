@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ._cli_emulate import emulate
 from ._cli_options import (
     database_option,
     gpu_from,
@@ -168,6 +169,7 @@ def source(
     show_source(problem, target, family, settings, lines, database)
 
 
+main.add_command(emulate)
 
 
 @main.command()

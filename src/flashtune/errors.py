@@ -10,6 +10,7 @@ FlashtuneError
 ├── NoGpu (RuntimeError)               no usable CUDA device or driver
 ├── CompileError (RuntimeError)        NVRTC refused the generated source
 ├── LaunchError (RuntimeError)         the driver refused to load or launch a kernel
+├── EmulationError (RuntimeError)      a kernel on the CPU did what it must not
 └── StoreError (RuntimeError)          a tuning database that can't be used
     ├── DatabaseDamaged                not a database, or fails its integrity check
     ├── DatabaseForeign                a healthy SQLite file that flashtune did not write
@@ -72,6 +73,17 @@ class CompileError(FlashtuneError, RuntimeError):
 
 class LaunchError(FlashtuneError, RuntimeError):
     """The driver refused to load or launch a kernel."""
+
+
+class EmulationError(FlashtuneError, RuntimeError):
+    """A kernel that ran on the CPU did what it must not, or crashed.
+
+    ``fault`` says where, if the emulator could tell: its block, thread and template lines.
+    """
+
+    def __init__(self, message: str, *, fault: object = None) -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 class StoreError(FlashtuneError, RuntimeError):

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tuner_fakes import FAMILY, GPU, landscape, problem
 
+from flashtune.codegen.bits import from_memory, to_memory
 from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Spec
 from flashtune.codegen.reference import plain_attention
 from flashtune.errors import InvalidInput, InvalidType
 from flashtune.tuner.budget import Budget, Meter, parse_budget
-from flashtune.tuner.inputs import from_memory, random_values, to_memory
+from flashtune.tuner.inputs import random_values
 from flashtune.tuner.presets import preset
 from flashtune.tuner.sample import samples
 from flashtune.tuner.sampler import EXHAUSTIVE

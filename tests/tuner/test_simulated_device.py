@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from tuner_fakes import FAMILY, GPU
 
+from flashtune.codegen.bits import from_memory, to_memory
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.reference import plain_attention
 from flashtune.tuner.build import Built
-from flashtune.tuner.inputs import from_memory, to_memory
 from flashtune.tuner.trial import DeviceLostError, Outcome
 
 bench, check, compare, measure, memory = (

@@ -1,0 +1,235 @@
+"""The kernels of both families on the CPU, against float64 and against values known by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.emulator import Emulation, emulate
+from flashtune.codegen.family import family, read_config
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.reference import rounded
+from flashtune.codegen.tolerance import attention_tolerances
+
+pytestmark = pytest.mark.emulate
+
+Array = NDArray[Any]
+H200 = gpu_by_alias("h200")
+INFINITY = math.inf
+SM80 = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 2, "q_in_registers": False, "blocks_per_sm": 1}
+FMA = {"block_m": 32, "block_n": 32, "num_threads": 128, "threads_n": 8, "share_kv": False, "blocks_per_sm": 1}
+FAMILIES = {
+    "sm80_fwd bfloat16": ("sm80_fwd", "bfloat16"),
+    "sm80_fwd float16": ("sm80_fwd", "float16"),
+    "fma_fwd float32": ("fma_fwd", "float32"),
+    "fma_fwd bfloat16": ("fma_fwd", "bfloat16"),
+}
+
+
+def config_of(name: str, **changes: object) -> Config:
+    return read_config(name, (SM80 if name == "sm80_fwd" else FMA) | changes)
+
+
+def problem_of(dtype: str, seqlen_q: int, seqlen_k: int, head_dim: int, heads: str = "2/1", **more: Any) -> Problem:
+    num_heads, num_heads_kv = map(int, heads.split("/"))
+    return Problem(
+        dtype=dtype,
+        head_dim=head_dim,
+        batch=more.pop("batch", 1),
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads=num_heads,
+        num_heads_kv=num_heads_kv,
+        **more,
+    )
+
+
+def random_inputs(problem: Problem, seed: int = 0) -> tuple[Array, Array, Array]:
+    draw = np.random.default_rng(seed)
+    q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
+    kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
+    q, k, v = (
+        rounded(draw.standard_normal(shape, dtype=np.float32), problem.dtype) for shape in (q_shape, kv_shape, kv_shape)
+    )
+    return q, k, v
+
+
+def compare(problem: Problem, config: Config, q: Array, k: Array, v: Array, **options: Any) -> Emulation:
+    """Runs ``config`` and asserts that out and LSE are within tolerance."""
+    result = emulate(problem, config, q, k, v, **options)
+    allowed = attention_tolerances(
+        q, k, v, causal=problem.causal, scale=options.get("scale"), dtype=problem.dtype, out_dtype=problem.spec.output
+    )
+    for name, tolerance, ours in zip(("out", "LSE"), allowed, (result.out, result.lse), strict=True):
+        verdict = tolerance.judge(ours)
+        assert verdict, f"{config} for {problem}, {options}: {name} is {verdict}"
+    return result
+
+
+CASES: dict[str, tuple[Config, Problem]] = {
+    f"{config.family} {config.key} {problem}": (config, problem)
+    for config, problem in (
+        (config_of("sm80_fwd"), problem_of("bfloat16", 130, 257, 64, causal=True)),
+        (config_of("sm80_fwd", q_in_registers=True), problem_of("float16", 130, 257, 64, causal=True)),
+        (config_of("sm80_fwd", q_in_registers=True, num_stages=3), problem_of("float16", 70, 33, 128, causal=True)),
+        (config_of("sm80_fwd", num_stages=1), problem_of("bfloat16", 1, 257, 256, "3/3")),
+        (config_of("sm80_fwd", num_stages=3, block_n=16), problem_of("float16", 100, 100, 8, "6/2", causal=True)),
+        (config_of("sm80_fwd", block_m=16, num_warps=1), problem_of("bfloat16", 31, 65, 40, batch=2)),
+        (config_of("sm80_fwd", block_m=32, num_warps=1, block_n=48), problem_of("float16", 33, 129, 24, alignment=2)),
+        (config_of("sm80_fwd", rescale_threshold=0), problem_of("float16", 257, 130, 72, causal=True)),
+        (config_of("fma_fwd"), problem_of("float32", 130, 257, 64, causal=True)),
+        (config_of("fma_fwd", share_kv=True), problem_of("float32", 33, 129, 128, "6/2", causal=True)),
+        (config_of("fma_fwd", threads_n=16, num_threads=256), problem_of("bfloat16", 65, 33, 256, causal=True)),
+        (config_of("fma_fwd", share_kv=True), problem_of("float16", 31, 65, 8, batch=2)),
+        (config_of("fma_fwd", block_n=16), problem_of("float32", 17, 65, 40, alignment=4)),
+        (
+            config_of("fma_fwd", accumulate="float64", block_m=16),
+            problem_of("float16", 33, 65, 24, causal=True, out_dtype="float64"),
+        ),
+    )
+}
+
+
+@pytest.mark.parametrize(("config", "problem"), CASES.values(), ids=CASES)
+def test_out_and_lse_agree_with_float64(config: Config, problem: Problem) -> None:
+    compare(problem, config, *random_inputs(problem))
+
+
+@pytest.mark.parametrize("name", ["sm80_fwd", "fma_fwd"])
+@pytest.mark.parametrize("head_dim", [16, 56, 80, 96, 112])
+def test_defaults_at_other_head_dims(name: str, head_dim: int) -> None:
+    problem = problem_of("bfloat16", 67, 131, head_dim, causal=True)
+    compare(problem, family(name).default(problem.spec, H200), *random_inputs(problem))
+
+
+@pytest.mark.parametrize("name", ["sm80_fwd", "fma_fwd"])
+def test_the_order_of_threads_and_the_number_of_processes_change_no_bit(name: str) -> None:
+    problem = problem_of("bfloat16", 70, 100, 64, causal=True)
+    inputs = random_inputs(problem)
+    first = emulate(problem, config_of(name), *inputs, seed=1)
+    for seed in (2, 3, 4):
+        other = emulate(problem, config_of(name), *inputs, seed=seed, processes=seed // 2)
+        assert first.out.tobytes() == other.out.tobytes(), f"seed {seed}"
+        assert first.lse.tobytes() == other.lse.tobytes(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("name", ["sm80_fwd", "fma_fwd"])
+def test_each_tensor_has_strides_of_its_own(name: str) -> None:
+    """q every second token, k shared by all heads, v from (batch, head, seqlen, dim), out with gaps, no LSE."""
+    problem = problem_of("float16", 20, 45, 16, "4/2", batch=2)
+    draw = np.random.default_rng(3)
+    q = draw.standard_normal((2, 40, 4, 16)).astype(np.float16)[:, ::2]
+    k = np.broadcast_to(draw.standard_normal((2, 45, 1, 16)).astype(np.float16), (2, 45, 2, 16))
+    v = draw.standard_normal((2, 2, 45, 16)).astype(np.float16).swapaxes(1, 2)
+    config = config_of(name)
+    spaced = compare(problem, config, q, k, v, out_strides=(4096, 96, 24, 1))
+    dense = emulate(problem, config, *(np.ascontiguousarray(each) for each in (q, k, v)), want_lse=False)
+    assert spaced.out.tobytes() == dense.out.tobytes()
+    assert dense.lse.size == 0
+
+
+@dataclass(frozen=True)
+class OneHead:
+    """Runs a config of ``family`` on one head with given values."""
+
+    family: str
+    dtype: str
+
+    def __call__(self, q: Array, k: Array, v: Array, *, causal: bool = False, **options: Any) -> tuple[Array, Array]:
+        """Rows of out and of the LSE, as float64."""
+        problem = problem_of(self.dtype, q.shape[1], k.shape[1], q.shape[3], "1/1", causal=causal)
+        result = emulate(problem, config_of(self.family), q, k, v, **options)
+        return result.out[0, :, 0].astype(np.float64), result.lse[0, 0].astype(np.float64)
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES)
+def kernel(request: pytest.FixtureRequest) -> OneHead:
+    return OneHead(*request.param)
+
+
+def full(seqlen: int, value: float, head_dim: int = 64) -> Array:
+    return np.full((1, seqlen, 1, head_dim), value, np.float32)
+
+
+def ramp(seqlen: int, head_dim: int = 64) -> Array:
+    return np.broadcast_to(np.arange(seqlen, dtype=np.float32)[None, :, None, None], (1, seqlen, 1, head_dim)).copy()
+
+
+def expect(found: tuple[Array, Array], out: Any, lse: Any, near: float = 0.0, relative: float = 1e-6) -> None:
+    got_out, got_lse = found
+    rows = np.broadcast_to(np.asarray(out, np.float64)[:, None], got_out.shape)
+    np.testing.assert_allclose(got_out, rows, rtol=0, atol=near)
+    np.testing.assert_allclose(got_lse, np.asarray(lse, np.float64), rtol=relative, atol=3e-7)
+
+
+def test_a_single_huge_negative_score(kernel: OneHead) -> None:
+    expect(kernel(full(1, -128), full(1, 64), full(1, 1), scale=1.0), [1.0], [-524288], relative=2e-7)
+
+
+def test_the_largest_score_has_weight_one(kernel: OneHead) -> None:
+    large = 133120.0 if kernel.dtype != "float16" else 60000.0
+    q = full(1, large)
+    expect(kernel(q, q, q), [large], [large**2 * 8])
+
+
+def test_sums_are_float32(kernel: OneHead) -> None:
+    expect(kernel(full(1, 0), full(4097, 1), full(4097, 1)), [1.0], [math.log(4097)], near=1e-3)
+
+
+def test_scale_zero_is_a_value(kernel: OneHead) -> None:
+    q, k, v = full(4, 3, 16), full(4, 2, 16), ramp(4, 16)
+    expect(kernel(q, k, v, scale=0.0), [1.5] * 4, [math.log(4)] * 4)
+    expect(kernel(q, k, v, scale=0.0, causal=True), [0, 0.5, 1, 1.5], np.log([1, 2, 3, 4]))
+
+
+def test_masked_keys_have_no_influence(kernel: OneHead) -> None:
+    q, k, v = full(2, 1), full(2, 1), full(2, 5)
+    for value in (np.nan, INFINITY, -INFINITY):
+        k[:, 1] = v[:, 1] = value
+        out, lse = kernel(q, k, v, causal=True)
+        assert (out[0] == 5).all()
+        assert np.isfinite(lse[0])
+    k[:, 1] = v[:, 1] = np.nan
+    assert np.isnan(kernel(q, k, v, causal=True)[0][1]).all()
+
+
+@pytest.mark.parametrize("finite", [0, 64, 127, 130])
+def test_scores_of_minus_infinity_have_no_weight(kernel: OneHead, finite: int) -> None:
+    q, k, v = full(1, 1), full(131, 0), full(131, 1)
+    k[..., 5] = -INFINITY
+    k[:, finite] = 0
+    v[:, finite] = 7
+    expect(kernel(q, k, v), [7], [0])
+
+
+def test_large_scores_and_values(kernel: OneHead) -> None:
+    v = full(2, 1, 128)
+    v[:, 1] = 3
+    expect(kernel(full(1, 200, 128), full(2, 200, 128), v), [2], [452549.03], relative=2e-7)
+    large = 60000.0 if kernel.dtype != "bfloat16" else 59904.0
+    expect(kernel(full(1, 0), full(513, 1), full(513, large)), [large], [math.log(513)], near=32)
+
+
+def test_rows_that_see_no_key(kernel: OneHead) -> None:
+    out = [0, 0, 0, 1, 1.5]
+    lse = [-INFINITY, -INFINITY, -INFINITY, 0, math.log(2)]
+    expect(kernel(full(5, 0), full(2, 0), ramp(2) + 1, causal=True), out, lse)
+    expect(kernel(full(70, 0), full(2, 0), ramp(2), causal=True), [0] * 69 + [0.5], [-INFINITY] * 68 + [0, math.log(2)])
+
+
+def test_no_key_at_all(kernel: OneHead) -> None:
+    expect(kernel(full(3, 1), full(0, 1), full(0, 1)), [0] * 3, [-INFINITY] * 3)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (2, 15), (15, 17), (17, 16), (64, 63), (65, 128), (129, 65)], ids=str)
+def test_lengths_around_tiles(kernel: OneHead, lengths: tuple[int, int]) -> None:
+    seqlen_q, seqlen_k = lengths
+    found = kernel(full(seqlen_q, 0), full(seqlen_k, 1), full(seqlen_k, 1))
+    expect(found, [1] * seqlen_q, [math.log(seqlen_k)] * seqlen_q, near=0.004)
