@@ -3,7 +3,8 @@
     python benchmarks/first_call.py --out benchmarks/results/first_call_h200.json
 
 Each figure is from a process of its own, whose imports and CUDA context are made before: what remains is validation,
-look-up of the config, rendering, compiling or reading the cubin, loading and launching.
+look-up of the config, rendering, compiling or reading the cubin, loading and launching. The stages are timed one by one
+in further processes.
 """
 
 from __future__ import annotations
@@ -30,19 +31,33 @@ for package in (flashtune, flashtune.codegen, flashtune.codegen.families, flasht
 head_dim, causal = int(sys.argv[1]), sys.argv[2] == "causal"
 q = cupy.asarray(numpy.random.default_rng(0).standard_normal((1, 1024, 8, head_dim)).astype(numpy.float16))
 cupy.cuda.runtime.deviceSynchronize()
-start = time.perf_counter()
-flashtune.attention(q, q, q, causal=causal)
-cupy.cuda.runtime.deviceSynchronize()
-print(time.perf_counter() - start)
+problem = flashtune.Problem(
+    dtype="float16", head_dim=head_dim, batch=1, seqlen_q=1024, seqlen_k=1024, num_heads=8, num_heads_kv=8,
+    causal=causal,
+)
+def attention():
+    flashtune.attention(q, q, q, causal=causal)
+    cupy.cuda.runtime.deviceSynchronize()
+steps = {
+    "look up": lambda: flashtune.explain(problem),
+    "plan": lambda: flashtune.plan(problem),
+    "compile and load": lambda: flashtune.compile(problem),
+    "attention": attention,
+}
+for step in steps if sys.argv[3] == "stages" else ["attention"]:
+    start = time.perf_counter()
+    steps[step]()
+    print(step, time.perf_counter() - start, sep=":")
 """
 
 
-def first_call(cache: str, head_dim: int, mask: str) -> float:
-    """Milliseconds in a new process that uses the kernel cache in ``cache``."""
-    command = [sys.executable, "-c", CHILD, str(head_dim), mask]
+def timed(cache: str, head_dim: int, mask: str, what: str) -> dict[str, float]:
+    """Milliseconds by step in a new process that uses the kernel cache in ``cache``."""
+    command = [sys.executable, "-c", CHILD, str(head_dim), mask, what]
     environ = os.environ | {"FLASHTUNE_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ, timeout=300)
-    return 1e3 * float(done.stdout)
+    lines = (line.split(":") for line in done.stdout.splitlines())
+    return {step: 1e3 * float(seconds) for step, seconds in lines}
 
 
 def main() -> int:
@@ -52,10 +67,13 @@ def main() -> int:
     rows = []
     for head_dim, mask in ((64, "full"), (128, "causal"), (256, "causal")):
         with tempfile.TemporaryDirectory() as cache:
-            cold = first_call(cache, head_dim, mask)
-            warm = statistics.median(first_call(cache, head_dim, mask) for _ in range(PROCESSES))
-        rows.append({"head_dim": head_dim, "mask": mask, "cold_ms": round(cold, 1), "cached_ms": round(warm, 1)})
+            cold = timed(cache, head_dim, mask, "whole")["attention"]
+            warm = statistics.median(timed(cache, head_dim, mask, "whole")["attention"] for _ in range(PROCESSES))
+            stages = {step: round(each, 1) for step, each in timed(cache, head_dim, mask, "stages").items()}
+        figures = {"cold_ms": round(cold, 1), "cached_ms": round(warm, 1), "cached_stages_ms": stages}
+        rows.append({"head_dim": head_dim, "mask": mask} | figures)
         print(f"head_dim {head_dim:3} {mask:6}  empty cache {cold:7.1f} ms   filled cache {warm:6.1f} ms", flush=True)
+        print(f"    of a filled one: {stages}", flush=True)
     if options.out:
         result = {"what": __doc__, "environment": environment(), "rows": rows}
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
