@@ -49,7 +49,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Ready:
-    """What a warm call needs. ``context`` is the CUDA context in which ``launch`` is legal. Strides count elements."""
+    """What a warm call needs. ``context`` is the CUDA context in which ``launch`` is legal. Strides count elements.
+
+    ``recent`` is the library's own means to know the next call of this kind without its key.
+    """
 
     __slots__ = (
         "call",
@@ -60,6 +63,7 @@ class Ready:
         "lse_shape",
         "lse_strides",
         "out_strides",
+        "recent",
         "shape",
     )
 
@@ -71,6 +75,7 @@ class Ready:
         self.lse_shape = call.lse_shape
         self.lse_strides = contiguous_strides(call.lse_shape)
         self.shape = call.shape
+        self.recent: Any = None
         self.out_strides = contiguous_strides(call.shape)
         self.context = NO_CONTEXT if call.empty or any(call.copies) else context
 

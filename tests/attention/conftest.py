@@ -177,6 +177,24 @@ class FakeTensor:
 class FakeParameter(FakeTensor): ...
 
 
+class FakeGuards:
+    """torch's TensorGuards. ``mode`` stands for the dispatch keys, which inference mode changes."""
+
+    mode = "normal"
+
+    def __init__(self, *tensors: FakeTensor, dynamic_dims_sizes: None, dynamic_dims_strides: None) -> None:
+        self.seen = [self.facts(each) for each in tensors]
+
+    def facts(self, tensor: Any) -> tuple[object, ...]:
+        if not isinstance(tensor, FakeTensor):
+            raise TypeError("expected Tensor()")
+        where = (tensor.get_device(), tensor.is_cuda, tensor.requires_grad, FakeGuards.mode)
+        return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, *where
+
+    def check(self, *tensors: Any) -> bool:
+        return self.seen == [self.facts(each) for each in tensors]
+
+
 class FakeArray:
     """What flashtune reads of a CuPy array. Like CuPy's, a new one lies on the current device."""
 
@@ -231,7 +249,11 @@ class Fakes:
                 autograd=SimpleNamespace(forward_ad=self.forward_ad),
                 is_grad_enabled=lambda: self.grad,
                 empty_strided=self._empty_strided,
-                _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: self.stream + device),
+                empty=lambda size: FakeTensor(allocate((size,), np.float32), -1),
+                _C=SimpleNamespace(
+                    _cuda_getCurrentRawStream=lambda device: self.stream + device,
+                    _dynamo=SimpleNamespace(guards=SimpleNamespace(TensorGuards=FakeGuards)),
+                ),
                 **names,
             )
             self.kind: Any = TorchArrays(module, self.layer)
