@@ -141,6 +141,8 @@ class TorchArrays(GpuArrays):
         """
         if self._guards is None or q.requires_grad or k.requires_grad or v.requires_grad:
             return None
+        if q is k or q is v or k is v:  # guards say no to one tensor in two places
+            return None
         kept: _Recent | None = ready.recent
         if kept is None or kept is recent or kept.low_bits != low_bits or kept.options != options:
             kept = ready.recent = _Recent(self._guards(q, k, v), low_bits, options, ready)
@@ -225,9 +227,9 @@ def _tensor_guards(torch: Any) -> Callable[[Any, Any, Any], Callable[[Any, Any, 
         return check
 
     try:
-        pair, other = torch.empty(2), torch.empty(3)
-        check = guards(pair, pair, other)
-        works = check(pair, pair, other) is True and check(pair, other, other) is False
+        one, two, three, longer = torch.empty(2), torch.empty(2), torch.empty(2), torch.empty(3)
+        check = guards(one, two, three)
+        works = check(three, one, two) is True and check(one, two, longer) is False
     except (AttributeError, TypeError, RuntimeError):  # not there, or its interface has changed
         return None
     return guards if works else None

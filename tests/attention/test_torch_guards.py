@@ -66,7 +66,7 @@ def test_calls_like_the_last_need_no_key(fakes: Any, memo: CountingMemo) -> None
 def test_other_options_need_their_key(fakes: Any, memo: CountingMemo, options: dict[str, Any]) -> None:
     arrays = known(fakes, memo)
     q = fakes.random(1, 2, 5, 16)
-    others = [q, q, q] if "layout" in options else arrays
+    others = [q, fakes.random(1, 2, 5, 16), fakes.random(1, 2, 5, 16)] if "layout" in options else arrays
     assert lookups(memo, *others, **options) >= 1
     assert lookups(memo, *others, **options) == 0, "now it is the last"
     assert lookups(memo, *arrays) == 1
@@ -143,6 +143,14 @@ def test_alternating_kinds_make_no_new_guards(fakes: Any, memo: CountingMemo) ->
         attention(*second)
     assert [ready.recent for ready in memo.values()] == kept
     assert None not in kept
+
+
+def test_one_tensor_in_two_places_goes_by_its_key(fakes: Any, memo: CountingMemo) -> None:
+    q, k, _ = known(fakes, memo)
+    for _ in range(2):
+        assert lookups(memo, q, k, k) == 1
+    assert lookups(memo, *inputs(fakes)) == 1
+    assert lookups(memo, *inputs(fakes)) == 0
 
 
 def test_forgetting_drops_the_last_call(fakes: Any, memo: CountingMemo) -> None:
