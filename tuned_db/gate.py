@@ -29,6 +29,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _GPU_KEY = re.compile(r"\d{1,2}\.\d[a-z]?/[^/]+(/[^/]+)*")
 _VERSION = re.compile(r"[0-9A-Za-z.+_-]{0,60}")
 
+_FIELDS = dataclasses.fields(Measurement)
+_KNOWN = frozenset({"family", *(field.name for field in _FIELDS)})
+_NEEDED = frozenset({"family", *(field.name for field in _FIELDS if field.default is dataclasses.MISSING)})
+
 T = TypeVar("T", "Measurement", "Prediction")
 
 
@@ -36,12 +40,10 @@ def measurement_from_json(data: object) -> Measurement:
     """A measurement from untrusted JSON data; :class:`InvalidInput` says what is wrong with it."""
     if not isinstance(data, Mapping):
         raise InvalidInput(f"a measurement is a JSON object, not {_show(data)}")
-    fields = {field.name: field for field in dataclasses.fields(Measurement)}
-    unknown = sorted(_show(name) for name in data if name != "family" and name not in fields)
+    unknown = sorted(_show(name) for name in data if name not in _KNOWN)
     if unknown:
         raise InvalidInput(f"a measurement has no field {', '.join(unknown)}")
-    needed = [name for name, field in fields.items() if field.default is dataclasses.MISSING]
-    missing = sorted({*needed, "family"} - set(data))
+    missing = sorted(_NEEDED - data.keys())
     if missing:
         raise InvalidInput(f"a measurement needs {', '.join(missing)}")
     plain = {name: data[name] for name in data if name not in ("family", "problem", "config")}
