@@ -144,7 +144,7 @@ def _digest(*parts: str) -> str:
 def _directory() -> Path:
     path = settings.cache_dir() / "emulator"
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(path, os.W_OK):
             return path
     except OSError:

@@ -261,3 +261,9 @@ def test_a_real_kernel_survives_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def warnings(caplog: pytest.LogCaptureFixture) -> int:
     return sum(record.levelno >= logging.WARNING and record.name == "flashtune" for record in caplog.records)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX")
+def test_nobody_else_may_enter_the_directory_of_cubins(compiler: Compiler) -> None:
+    compiled(SOURCE, "sm_90a")
+    assert cubin_dir().stat().st_mode & 0o077 == 0
