@@ -104,6 +104,7 @@ def test_misuse_says_what_is_missing_and_exits_with_2(arguments: list[str], mess
 def test_output_that_can_not_be_written_is_one_line(command: str) -> None:
     script = f"from flashtune.cli import main; main({[command, '--gpu', 'h100', *PROBLEM]!r})"
     environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+    environment.pop("PYTHONUNBUFFERED", None)
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,23 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
         except FlashtuneError as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of a pipe has seen enough; click ends quietly
                 raise
+            if error.filename is None:
+                _drop_output()
             raise click.ClickException(f"{error.strerror}: {error.filename or 'the output'}") from error
+
+
+def _drop_output() -> None:
+    """Sends what is still in the buffer nowhere: Python would fail on it again at its end, with an exit code of 120."""
+    with contextlib.suppress(OSError, ValueError):  # not a file, as under a test runner
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -181,9 +181,14 @@ def test_a_link_to_nowhere_is_not_replaced(tmp_path: Path) -> None:
 
 
 # Root may write anywhere, so it becomes somebody else, once all is imported that this one may not read.
+# Nobody may not be allowed to read the checkout: all that is imported later is imported before.
 AS_NOBODY = """
-import multiprocessing.popen_fork, multiprocessing.queues, multiprocessing.synchronize, os
+import importlib, multiprocessing.popen_fork, multiprocessing.queues, multiprocessing.synchronize, os, pkgutil
+import flashtune.codegen.families, flashtune.tuned_db
 if os.getuid() == 0:
+    for each in pkgutil.iter_modules(flashtune.tuned_db.__path__, "flashtune.tuned_db."):
+        if not each.ispkg:
+            importlib.import_module(each.name)
     Store.open(path, readonly=True).measurements()
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 """
