@@ -54,6 +54,9 @@ class LineMarkingLoader(jinja2.BaseLoader):
                 marked.append(f'#line {number + 1} "templates/{template}"')
         return "\n".join(marked) + "\n", path, fresh
 
+    def list_templates(self) -> list[str]:
+        return [name for name in self.inner.list_templates() if name.endswith((".cuh", ".jinja"))]
+
 
 @functools.cache
 def environment() -> jinja2.Environment:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import jinja2
 
+from flashtune.errors import InvalidInput
+
 from ..config import Config
 from ..family import Family
 from ..problem import Spec
 from ..render import LineMarkingLoader, environment
+from ..value import shown
 
 HERE = Path(__file__).parent
 SEAM = "lib/ptx.cuh"
@@ -53,9 +56,16 @@ def header(name: str) -> str:
 
 
 def host_source(family: Family, spec: Spec, config: Config, templates: Mapping[str, str] | None = None) -> str:
-    """One C++ file with the kernel and its entry. ``templates`` are texts to take in place of files, by name."""
+    """One C++ file with the kernel and its entry. ``templates`` are texts to take in place of files, by name.
+
+    A name that no template has, or that of the seam, raises :class:`InvalidInput`: it would change nothing.
+    """
     inner = environment().loader
     assert inner is not None
+    for name in templates or {}:
+        if name == SEAM or name not in environment().list_templates():
+            known = ", ".join(each for each in environment().list_templates() if each != SEAM)
+            raise InvalidInput(f"template {shown(name)} can't be replaced. What can: {known}")
     jinja = environment().overlay(loader=_Replacing(templates or {}, inner))
     text = jinja.get_template(f"{family.name}.cu.jinja").render(spec=spec, config=config, **family.names(config, spec))
     return f'#line 1 "emulator/device.h"\n{header("device.h")}{text}{_ENTRY.format(entry=family.entry)}'

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from flashtune.codegen.emulator import build, source
+from flashtune.codegen.family import family
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.problem import Spec
 from flashtune.codegen.reference import rounded
-from flashtune.errors import MissingDependency
+from flashtune.errors import InvalidInput, MissingDependency
 
 ROOT = Path(__file__).parents[3]
 SIGNATURE = re.compile(r"__device__ __forceinline__ (\w+) (\w+(?:<\w+>)?)\(([^;{]*?)\)\s*[;{]", re.DOTALL)
@@ -77,3 +80,11 @@ def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
     with pytest.raises(MissingDependency, match="CXX='no-such-compiler -O2' is not found"):
         build.find_compiler()
+
+
+@pytest.mark.parametrize("name", ["lib/tiles.cuh", "lib/ptx.cuh", "__init__.py"])
+def test_a_template_that_would_change_nothing_is_refused(name: str) -> None:
+    spec = Spec(dtype="float16", head_dim=64)
+    rules = family("sm80_fwd")
+    with pytest.raises(InvalidInput, match=r"can't be replaced\. What can: .*lib/tile\.cuh"):
+        source.host_source(rules, spec, rules.default(spec, gpu_by_alias("h200")), {name: ""})

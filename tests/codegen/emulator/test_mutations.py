@@ -1,0 +1,279 @@
+"""Seeded faults in the templates: the emulator finds each of them. What it can't find is listed with the reason.
+
+The faults are in ``mutations/*.toml``, by template file: ``old`` stands there exactly once and becomes ``new``,
+``also`` is a second replacement, ``on`` names the setup below that shows it, ``shows`` says how.
+Setups pass without faults.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from flashtune.codegen.emulator import emulate
+from flashtune.codegen.family import read_config
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.reference import rounded
+from flashtune.codegen.tolerance import Tolerance, attention_tolerances
+from flashtune.errors import EmulationError
+
+pytestmark = pytest.mark.emulate
+
+Array = NDArray[Any]
+Inputs = tuple[Array, Array, Array]
+ROOT = Path(__file__).parents[3]
+SEEDS = (1, 2, 3)
+LEAST_CAUGHT = 25
+
+SM80: dict[str, object] = {
+    "block_m": 32,
+    "block_n": 16,
+    "num_warps": 2,
+    "num_stages": 2,
+    "q_in_registers": False,
+    "blocks_per_sm": 1,
+}
+FMA: dict[str, object] = {
+    "block_m": 16,
+    "block_n": 16,
+    "num_threads": 64,
+    "threads_n": 8,
+    "share_kv": False,
+    "blocks_per_sm": 1,
+}
+# 62 keys: the last row of the first 32, and that of the first 16, is the only one to see the first key of a block.
+PROBLEM: dict[str, Any] = {
+    "dtype": "float16", "head_dim": 32, "batch": 2, "seqlen_q": 45, "seqlen_k": 62, "num_heads": 4, "num_heads_kv": 2,
+    "causal": True,
+}  # fmt: skip
+
+REPORTS = {
+    "race": r"no barrier orders the two",
+    "in flight": r"while a copy to it is in flight",
+    "bounds": r"\d bytes at (byte -?\d+ of \w+, which has|address 0x\w+, where there is no tensor)",
+    "misaligned": r"not a multiple of 16",
+    "index": r"is out of bounds for",
+    "gaps": r"wrote \d+ bytes between the elements of out",
+    "wrong": r"^wrong: ",
+    "diverges": r"diverges|have left the kernel|leaves the kernel",
+}
+"""What :class:`EmulationError` says; "wrong" is a result beyond the tolerance. Which of two reports comes first may
+depend on the order of threads: ``shows = "race or in flight"``."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A config and a problem; ``values`` changes random q, k and v in place."""
+
+    family: str
+    config: Mapping[str, object]
+    problem: Mapping[str, Any] = field(default_factory=dict)
+    values: Callable[[Array, Array, Array], None] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    spread: bool = False  # each tensor has strides of its own
+
+
+def sm80(
+    values: Callable[[Array, Array, Array], None] | None = None,
+    *,
+    config: dict[str, object] | None = None,
+    options: Mapping[str, Any] | None = None,
+    spread: bool = False,
+    **problem: Any,
+) -> Setup:
+    return Setup("sm80_fwd", SM80 | (config or {}), PROBLEM | problem, values, options or {}, spread)
+
+
+def fma(
+    values: Callable[[Array, Array, Array], None] | None = None,
+    *,
+    config: dict[str, object] | None = None,
+    options: Mapping[str, Any] | None = None,
+    spread: bool = False,
+    **problem: Any,
+) -> Setup:
+    return Setup(
+        "fma_fwd", FMA | (config or {}), PROBLEM | {"dtype": "float32"} | problem, values, options or {}, spread
+    )
+
+
+def growing(q: Array, k: Array, v: Array) -> None:
+    """Later keys have larger scores, up to about 300."""
+    k *= np.linspace(0.1, 40, k.shape[1], dtype=np.float32)[:, None, None]
+
+
+def nonfinite(q: Array, k: Array, v: Array) -> None:
+    """NaN and infinities in some columns of V, in the last block of keys and in one before it."""
+    v[:, 60, :, 5] = np.nan
+    v[:, 40, :, 7] = np.inf
+    v[:, 33, 0, 20] = -np.inf
+
+
+def large(q: Array, k: Array, v: Array) -> None:
+    for each in (q, k, v):
+        each[...] = 133120
+
+
+LARGE: dict[str, Any] = {"dtype": "bfloat16", "head_dim": 64, "seqlen_q": 3, "seqlen_k": 3}
+NEGATIVE = {"scale": -0.7}
+SPREAD = {"out_strides": (30000, 224, 56, 1)}
+
+SETUPS = {
+    "base": sm80(),
+    "not causal": sm80(causal=False),
+    "Q kept": sm80(config={"q_in_registers": True}),
+    "Q kept, one stage": sm80(config={"q_in_registers": True, "num_stages": 1}),
+    "one stage": sm80(config={"num_stages": 1}),
+    "three stages": sm80(config={"num_stages": 3}),
+    "wide blocks": sm80(config={"block_n": 32}),
+    "two row tiles": sm80(config={"block_m": 64}),
+    "a tile ends on the diagonal": sm80(seqlen_q=64, seqlen_k=78),
+    "empty rows": sm80(seqlen_k=5),
+    "growing scores": sm80(growing),
+    "large scores": sm80(large, **LARGE),
+    "NaN behind the mask": sm80(nonfinite),
+    "negative scale": sm80(options=NEGATIVE),
+    "no LSE": sm80(options={"want_lse": False}),
+    "unaligned": sm80(alignment=2),
+    "unaligned, head dim 40": sm80(alignment=2, head_dim=40),
+    "strides": sm80(options=SPREAD, spread=True),
+    "head dim 16": sm80(head_dim=16),
+    "head dim 24": sm80(head_dim=24),
+    "head dim 40": sm80(head_dim=40),
+    "fma": fma(),
+    "fma, float16": fma(dtype="float16"),
+    "fma, shared K and V": fma(config={"share_kv": True}),
+    "fma, empty rows": fma(seqlen_k=5),
+    "fma, NaN behind the mask": fma(nonfinite),
+    "fma, negative scale": fma(options=NEGATIVE),
+    "fma, no LSE": fma(options={"want_lse": False}),
+    "fma, unaligned": fma(alignment=4),
+    "fma, strides": fma(options=SPREAD, spread=True),
+    "fma, head dim 64": fma(head_dim=64),
+}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    file: str
+    fault: str
+    old: str
+    new: str
+    on: str
+    shows: str = ""
+    reason: str = ""
+    also: tuple[str, str] = ("", "")
+
+    def text(self) -> str:
+        """The template with the fault."""
+        text = (ROOT / "templates" / self.file).read_text(encoding="utf-8")
+        for old, new in ((self.old, self.new), self.also):
+            if old:
+                count = text.count(old)
+                assert count == 1, f"{self.file}: {old!r} stands there {count} times"
+                text = text.replace(old, new)
+        return text
+
+
+def read_mutations(*names: str) -> dict[str, Mutation]:
+    found: dict[str, Mutation] = {}
+    for name in names:
+        tables = tomllib.loads((Path(__file__).parent / "mutations" / f"{name}.toml").read_text(encoding="utf-8"))
+        for file, entries in tables.items():
+            for entry in entries:
+                entry["also"] = tuple(entry.get("also", ("", "")))
+                mutation = Mutation(file=file, **entry)
+                title = f"{file} {mutation.fault}"
+                assert title not in found, f"{title} stands there twice"
+                found[title] = mutation
+    return found
+
+
+CAUGHT = read_mutations("sm80_fwd", "blocks", "lib", "fma_fwd")
+NOT_CAUGHT = read_mutations("not_caught")
+
+
+@functools.cache
+def inputs(name: str) -> tuple[Problem, Inputs, tuple[Tolerance, Tolerance]]:
+    setup = SETUPS[name]
+    problem = Problem(**setup.problem)
+    draw = np.random.default_rng(5)
+    q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
+    kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
+    q, k, v = (draw.standard_normal(shape, dtype=np.float32) for shape in (q_shape, kv_shape, kv_shape))
+    if setup.values is not None:
+        setup.values(q, k, v)
+    q, k, v = (rounded(each, problem.dtype) for each in (q, k, v))
+    allowed = attention_tolerances(
+        q, k, v, causal=problem.causal, scale=setup.options.get("scale"), dtype=problem.dtype
+    )
+    if setup.spread:
+        q, k, v = (spread(each, gap) for each, gap in ((q, 8), (k, 16), (v, 24)))
+    return problem, (q, k, v), allowed
+
+
+def spread(array: Array, gap: int) -> Array:
+    """The same values with ``gap`` elements between heads, and a row more between batch entries."""
+    batch, seqlen, heads, head_dim = array.shape
+    memory = np.full((batch, seqlen + gap // 8, heads, head_dim + gap), np.nan, array.dtype)
+    view = memory[:, :seqlen, :, :head_dim]
+    view[...] = array
+    return view
+
+
+def outcome(name: str, templates: Mapping[str, str], seed: int) -> str:
+    """What running a setup shows: "right", "wrong: ..." or the report of the emulator."""
+    setup = SETUPS[name]
+    problem, (q, k, v), allowed = inputs(name)
+    config = read_config(setup.family, setup.config)
+    try:
+        result = emulate(problem, config, q, k, v, seed=seed, timeout=30, templates=templates, **setup.options)
+    except EmulationError as error:
+        return str(error)
+    verdict = allowed[0].judge(result.out)
+    if verdict and setup.options.get("want_lse", True):
+        verdict = allowed[1].judge(result.lse)
+    return "right" if verdict else str(verdict)
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_without_a_fault_every_setup_is_right(name: str) -> None:
+    for seed in SEEDS:
+        assert outcome(name, {}, seed) == "right"
+
+
+@pytest.mark.parametrize("mutation", CAUGHT.values(), ids=CAUGHT)
+def test_a_fault_in_a_template_is_caught(mutation: Mutation) -> None:
+    templates = {mutation.file: mutation.text()}
+    expected = "|".join(REPORTS[each] for each in mutation.shows.split(" or "))
+    found = "right"
+    for seed in SEEDS:
+        found = outcome(mutation.on, templates, seed)
+        if found != "right":
+            break
+    assert re.search(expected, found), f"{mutation.fault}: {mutation.shows} was expected, found: {found}"
+
+
+@pytest.mark.parametrize("mutation", NOT_CAUGHT.values(), ids=NOT_CAUGHT)
+def test_what_is_listed_as_not_caught_passes(mutation: Mutation) -> None:
+    assert mutation.reason
+    templates = {mutation.file: mutation.text()}
+    if not mutation.on:  # undefined behaviour: any result may come
+        return
+    for seed in SEEDS:
+        assert outcome(mutation.on, templates, seed) == "right"
+
+
+def test_there_are_enough_faults() -> None:
+    assert len(CAUGHT) >= LEAST_CAUGHT
+    assert {mutation.shows for mutation in CAUGHT.values()} >= set(REPORTS)
+    assert {mutation.on for mutation in (*CAUGHT.values(), *NOT_CAUGHT.values())} - {""} == set(SETUPS)
