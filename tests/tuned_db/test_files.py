@@ -200,6 +200,9 @@ def read_only_folder(measurement: Make) -> Iterator[Path]:
 
     Not under ``tmp_path``: its parents belong to this user alone, and other test processes share them.
     """
+    place = Path(tempfile.gettempdir()).resolve()
+    if os.getuid() == 0 and any(not each.stat().st_mode & 0o001 for each in (place, *place.parents)):
+        pytest.skip(f"{place} is closed to other users")
     folder = Path(tempfile.mkdtemp(prefix="flashtune-test-"))
     with Store.open(folder / "tuned.db") as store:
         store.record(measurement())
