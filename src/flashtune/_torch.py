@@ -1,4 +1,7 @@
-"""torch CUDA tensors: addresses and strides are read directly, memory and stream are torch's own."""
+"""torch CUDA tensors: addresses and strides are read directly, memory and stream are torch's own.
+
+A call like the last one is known by a check that torch offers to code which it compiled; all others by their key.
+"""
 
 from __future__ import annotations
 
