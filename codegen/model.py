@@ -4,8 +4,8 @@ One SM at a time: its resident blocks share the tensor cores, the exponential un
 and the SM's share of L2 bandwidth. A step costs the busiest of these pipes plus a part of the others, which shrinks
 with the warps there are to overlap them. Tiles run in waves; the last wave has fewer blocks on an SM and is shorter.
 
-The constants are rough: from vendors' tables where noted, else set by hand near a first set of sm80_fwd configs timed on
-an H200 at 4096 tokens. They have not been fitted to the sweep in benchmarks/results/tune_h200_grid.jsonl.gz.
+The constants are rough: from vendors' tables where noted, else set by hand near a first set of sm80_fwd configs timed
+on an H200 at 4096 tokens. They have not been fitted to the sweep in benchmarks/results/tune_h200_grid.jsonl.gz.
 """
 
 from __future__ import annotations
