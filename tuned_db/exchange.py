@@ -99,12 +99,8 @@ def read_header(path: Path) -> Export:
     return _header(path, line)[0]
 
 
-def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
-    """Reads a file strictly: the first thing that is wrong raises `InvalidInput` with path, line and reason.
-
-    With ``skip_invalid`` a row that this version can't take is listed in ``refused`` instead; a header that is wrong,
-    or rows that are not those the header counted, still raise.
-    """
+def read_lines(path: Path) -> tuple[Export, list[bytes]]:
+    """The header, and the lines that it counted and hashed, one for each row; what they hold is not checked yet."""
     first, *lines = path.read_bytes().split(b"\n")
     header, count = _header(path, first)
     body = b"\n".join(lines)
@@ -115,11 +111,21 @@ def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
     digest = hashlib.sha256(body).hexdigest()
     if digest != header.digest:
         raise InvalidInput(f"{path}: the rows were changed since it was written (digest {digest})")
+    return header, lines
+
+
+def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
+    """Reads a file strictly: the first thing that is wrong raises `InvalidInput` with path, line and reason.
+
+    With ``skip_invalid`` a row that this version can't take is listed in ``refused`` instead; a header that is wrong,
+    or rows that are not those the header counted, still raise.
+    """
+    header, lines = read_lines(path)
     measurements: dict[str, Measurement] = {}
     refused = []
     for number, line in enumerate(lines, start=2):
         try:
-            row = measurement_from_json(_json(line))
+            row = measurement_from_json(parse_line(line))
             if row.id in measurements:
                 raise InvalidInput(f"id {row.id} is there twice")
             measurements[row.id] = row
@@ -128,13 +134,13 @@ def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
             if not skip_invalid:
                 raise InvalidInput(reason) from error
             refused.append(reason)
-    return Export(header.origin, header.gpu_keys, digest, tuple(measurements.values()), tuple(refused))
+    return Export(header.origin, header.gpu_keys, header.digest, tuple(measurements.values()), tuple(refused))
 
 
 def _header(path: Path, line: bytes) -> tuple[Export, int]:
     """The header and the number of rows that it says."""
     try:
-        data = _json(line)
+        data = parse_line(line)
         if not isinstance(data, dict) or "schema" not in data:
             raise InvalidInput("it is not a header")
         if data["schema"] != SCHEMA:
@@ -151,18 +157,6 @@ def _header(path: Path, line: bytes) -> tuple[Export, int]:
     return Export(data["origin"], tuple(keys), data["digest"], ()), rows
 
 
-def _json(line: bytes) -> Any:
-    """One line of JSON in which every name stands once and every number is a number."""
-    if len(line) > LINE_LIMIT:
-        raise InvalidInput(f"the line has more than {LINE_LIMIT} bytes")
-    try:
-        return json.loads(line.decode(), parse_constant=_no_constant, object_pairs_hook=_no_twins)
-    except InvalidInput:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"not JSON: {line[:40]!r}") from error
-
-
 def _no_constant(name: str) -> None:
     raise InvalidInput(f"{name} is not a number")
 
@@ -172,6 +166,21 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(data) != len(pairs):
         raise InvalidInput("a name stands twice in one object")
     return data
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_no_twins)
+
+
+def parse_line(line: bytes) -> Any:
+    """One line of JSON in which every name stands once and every number is a number."""
+    if len(line) > LINE_LIMIT:
+        raise InvalidInput(f"the line has more than {LINE_LIMIT} bytes")
+    try:
+        return _DECODER.decode(line.decode())
+    except InvalidInput:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"not JSON: {line[:40]!r}") from error
 
 
 def _order(each: Measurement) -> tuple[object, ...]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput
 
-from .exchange import read_export, read_header
-from .records import REJECTING, Measurement, Prediction, Variant, capability
+from .exchange import parse_line, read_header, read_lines
+from .gate import measurement_from_json, problem_from_text
+from .records import REJECTING, Measurement, Prediction, Variant, canonical, capability
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -39,57 +40,79 @@ class Source(Protocol):
         """Variants that gave wrong results or crashed."""
 
 
-class Memory:
-    """A source over measurements in memory, e.g. those of a file."""
+class Shipped:
+    """The rows of files for one compute capability. A process needs few of them, so each is checked when asked for.
 
-    def __init__(self, label: str, measurements: Iterable[Measurement]) -> None:
-        self.label = label
-        self._rows: dict[tuple[str, str, str, str], list[Measurement]] = defaultdict(list)
-        self._problems: dict[tuple[str, str], dict[str, Problem]] = defaultdict(dict)
-        self._gpu_keys: dict[str, set[str]] = defaultdict(set)
-        self._rejected: dict[str, set[Variant]] = defaultdict(set)
-        for each in measurements:
-            spec_key, problem_key = each.problem.spec.key, each.problem.key
-            self._rows[problem_key, each.gpu_key, each.status, each.stage].append(each)
-            self._gpu_keys[capability(each.gpu_key)].add(each.gpu_key)
-            if each.status == "ok":
-                self._problems[spec_key, each.gpu_key][problem_key] = each.problem
-            if each.status in REJECTING:
-                self._rejected[spec_key].add(each.variant)
+    A row that this version can't take (its kernel family changed) is passed over.
+    """
+
+    label = "bundled"
+
+    def __init__(self, lines: Iterable[bytes], wanted: str) -> None:
+        self._rows: dict[tuple[Problem, str], list[Any]] = defaultdict(list)
+        self._checked: dict[tuple[Problem, str], list[Measurement]] = {}
+        for line in lines:
+            try:
+                row = parse_line(line)
+                problem, gpu_key = _place(row)
+            except InvalidInput as error:
+                _log.debug("passed over: %s", error)
+                continue
+            if capability(gpu_key) == wanted:
+                self._rows[problem, gpu_key].append(row)
 
     def measurements(self, *, problem: Problem, gpu_key: str, status: str, stage: str) -> list[Measurement]:
-        return list(self._rows.get((problem.key, gpu_key, status, stage), ()))
+        return [each for each in self._measured(problem, gpu_key) if (each.status, each.stage) == (status, stage)]
 
     def predictions(self, *, problem: Problem, gpu_key: str) -> list[Prediction]:
         """None: predictions do not travel."""
         return []
 
     def problems(self, *, spec: Spec, gpu_key: str) -> list[Problem]:
-        found = self._problems.get((spec.key, gpu_key), {})
-        return [found[key] for key in sorted(found)]
+        mine = (problem for problem, key in self._rows if (problem.spec, key) == (spec, gpu_key))
+        found = [each for each in mine if any(row.status == "ok" for row in self._measured(each, gpu_key))]
+        return sorted(found, key=lambda each: each.key)
 
     def gpu_keys(self, *, capability: str) -> list[str]:
-        return sorted(self._gpu_keys.get(capability, ()))
+        return sorted({key for _, key in self._rows if key.partition("/")[0] == capability})
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
-        return frozenset(self._rejected.get(spec.key, ()))
+        mine = [place for place in self._rows if place[0].spec == spec]
+        suspects = (place for place in mine if any(row.get("status") in REJECTING for row in self._rows[place]))
+        rows = (row for place in suspects for row in self._measured(*place))
+        return frozenset(row.variant for row in rows if row.status in REJECTING)
+
+    def _measured(self, problem: Problem, gpu_key: str) -> list[Measurement]:
+        place = problem, gpu_key
+        if place not in self._checked:
+            found = []
+            for row in self._rows.get(place, ()):
+                try:
+                    found.append(measurement_from_json(row))
+                except InvalidInput as error:
+                    _log.debug("passed over: %s", error)
+            self._checked[place] = found
+        return self._checked[place]
+
+
+def _place(row: object) -> tuple[Problem, str]:
+    """Problem and device model of a row whose other fields are not checked."""
+    if not isinstance(row, Mapping) or not isinstance(row.get("gpu_key"), str):
+        raise InvalidInput("a measurement is a JSON object with a gpu_key")
+    return problem_from_text(canonical(row.get("problem"))), row["gpu_key"]
 
 
 @functools.cache
-def bundled(wanted: str) -> Memory:
+def bundled(wanted: str) -> Shipped:
     """What ships for GPUs of the capability ``wanted``, e.g. ``9.0a``. Read once per process.
 
-    A row that this version can't take (its kernel family changed) is passed over, and so is a file that does not
-    match its header.
+    A file that does not match its header is passed over.
     """
-    rows: list[Measurement] = []
+    lines: list[bytes] = []
     for path in sorted(BUNDLED.glob("*.jsonl")):
         try:
             if any(capability(key) == wanted for key in read_header(path).gpu_keys):
-                export = read_export(path, skip_invalid=True)
-                rows += export.measurements
-                for reason in export.refused:
-                    _log.debug("passed over: %s", reason)
+                lines += read_lines(path)[1]
         except (InvalidInput, OSError) as error:
             _log.error("bundled measurements can't be used, reinstall flashtune: %s", error)
-    return Memory("bundled", (each for each in rows if capability(each.gpu_key) == wanted))
+    return Shipped(lines, wanted)

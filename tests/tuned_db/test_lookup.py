@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import sqlite3
 import threading
 import time
@@ -17,7 +19,7 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.errors import UnsupportedProblem
 from flashtune.tuned_db import lookup, sources
-from flashtune.tuned_db.exchange import Export, read_export, write_export
+from flashtune.tuned_db.exchange import Export, read_lines, write_export
 from flashtune.tuned_db.lookup import chip_distance, find
 from flashtune.tuned_db.records import Choice, Measurement
 from flashtune.tuned_db.store import Store
@@ -242,16 +244,32 @@ def test_bundled_rows_of_another_version_are_passed_over(
     assert look().level == "default"
 
 
+def test_of_bundled_rows_those_that_this_version_can_not_take_are_passed_over(
+    look: Make, measurement: Make, ship: Make, shipped: Path, pair: Make
+) -> None:
+    ship(measurement(median_us=90.0), measurement(config=pair(block=16, stages=1), median_us=50.0))
+    file = shipped / "some.jsonl"
+    header, *rows = file.read_text().splitlines()
+    rows = [row.replace('"median_us":50.0', '"median_us":50.0,"later_field":1') for row in rows] + ["[]"]
+    body = "".join(row + "\n" for row in rows)
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    changed = json.loads(header) | {"rows": len(rows), "digest": digest}
+    file.write_text(json.dumps(changed) + "\n" + body)
+    sources.bundled.cache_clear()
+    choice = look()
+    assert (choice.level, choice.measurement.median_us) == ("exact", 90.0)
+
+
 def test_what_ships_is_read_once_and_only_for_its_capability(
     look: Make, measurement: Make, ship: Make, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
 
-    def counting(path: Path, *, skip_invalid: bool) -> Export:
+    def counting(path: Path) -> tuple[Export, list[bytes]]:
         read.append(path)
-        return read_export(path, skip_invalid=skip_invalid)
+        return read_lines(path)
 
-    monkeypatch.setattr(sources, "read_export", counting)
+    monkeypatch.setattr(sources, "read_lines", counting)
     ship(measurement())
     look(gpu=gpu_by_alias("a100"))
     assert read == []
