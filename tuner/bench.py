@@ -63,9 +63,6 @@ class DeviceBench:
         self._bound: dict[tuple[Problem, Config], BoundPlan] = {}
         self._warm = False
 
-    def sources(self, problem: Problem) -> list[Source]:
-        return [self._reference_plan(problem).kernels[0].source, compare_source(problem.spec)]
-
     def prepare(self, problem: Problem) -> str | None:
         if problem not in self._prepared:
             with DeviceGuard(self.index):
@@ -193,19 +190,11 @@ class DeviceBench:
         q += (count_q - part_q) * item
         k += skipped * (count_k // problem.batch) * item
         v += skipped * (count_k // problem.batch) * item
-        plan = self._reference_plan(problem)
+        plan = reference_plan(problem, self.gpu)
         bound = load(plan, self.index).bind(contiguous(plan.problem), problem.default_scale)
         bound.launch(q, k, v, reference, reference_lse, self._stream)
         runtime.streamSynchronize(self._stream)
         return None
-
-    def _reference_plan(self, problem: Problem) -> Plan:
-        """fma_fwd in float64 on the part of ``problem`` that is compared."""
-        exact = dataclasses.replace(last_part(problem), out_dtype="float64")
-        kind = family("fma_fwd")
-        default = kind.default(exact.spec, self.gpu)
-        config = kind.config_type.from_json({**default.to_json(), "accumulate": "float64"})
-        return kind.plan(exact, config, self.gpu)
 
     def _reference_addresses(self, problem: Problem) -> tuple[int, int]:
         part_q, _, part_lse = elements(last_part(problem))
@@ -256,6 +245,20 @@ class DeviceBench:
             runtime.deviceSynchronize()
         except runtime.CUDARuntimeError as sticky:
             raise DeviceLostError(f"{what} made the GPU context unusable on {problem}: {sticky}") from error
+
+
+def sources(problem: Problem, gpu: Gpu) -> list[Source]:
+    """What a bench launches for ``problem`` besides candidates."""
+    return [reference_plan(problem, gpu).kernels[0].source, compare_source(problem.spec)]
+
+
+def reference_plan(problem: Problem, gpu: Gpu) -> Plan:
+    """fma_fwd in float64 on the part of ``problem`` that is compared."""
+    exact = dataclasses.replace(last_part(problem), out_dtype="float64")
+    kind = family("fma_fwd")
+    default = kind.default(exact.spec, gpu)
+    config = kind.config_type.from_json({**default.to_json(), "accumulate": "float64"})
+    return kind.plan(exact, config, gpu)
 
 
 def last_part(problem: Problem) -> Problem:

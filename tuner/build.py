@@ -55,12 +55,12 @@ class ProcessBuilder:
         self._jobs: dict[str, Future[Built]] = {}
         context = get_context("spawn")
         leash, self._leash = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(self.workers, context, initializer=_begin, initargs=(leash,))
+        self._pool = ProcessPoolExecutor(self.workers, context, initializer=begin, initargs=(leash,))
 
     def submit(self, source: Source) -> Future[Built]:
         if source.digest not in self._jobs:
             try:
-                with _interrupts_held():
+                with interrupts_held():
                     self._jobs[source.digest] = self._pool.submit(build, source, self.arch)
             except BrokenProcessPool as error:
                 raise _broken() from error
@@ -105,19 +105,31 @@ def cores() -> int:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """A Ctrl-C arrives afterwards; processes that are started meanwhile never see one, not even while they import."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def interrupts_held() -> Iterator[None]:
+    """A Ctrl-C arrives afterwards; processes that are started meanwhile never see one, not even while they import.
+
+    The mask is what such a process inherits. It is not enough here: any other thread may be given the signal, and
+    Python then interrupts the main one.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    main = handler is not None and threading.current_thread() is threading.main_thread()
+    mask = getattr(signal, "pthread_sigmask", None)
+    seen: list[int] = []
+    if main:
+        signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    before = mask(signal.SIG_BLOCK, {signal.SIGINT}) if mask else None
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        if mask:
+            mask(signal.SIG_SETMASK, before)
+        if seen:
+            signal.raise_signal(signal.SIGINT)
 
 
-def _begin(leash: Connection) -> None:
+def begin(leash: Connection) -> None:
     """In a worker: Ctrl-C is for the session, and whatever ends the session ends the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(leash,), daemon=True).start()

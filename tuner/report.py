@@ -46,6 +46,7 @@ class Report:
     stopped: str = ""
     """Why the run ended early, other than by Ctrl-C; empty if it did not."""
     note: str = ""
+    """What else is to be said: why nothing was measured, or which devices were given up."""
 
     @property
     def tried(self) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from flashtune.codegen.device import missing_device, visible_gpus
+from flashtune.codegen.device import missing_device, unit_uuid, visible_gpus
 from flashtune.codegen.family import Family, family, supporting
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem
+from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, InvalidType, NoGpu, UnsupportedProblem
 from flashtune.settings import database_path
 from flashtune.tuned_db.store import Store
@@ -19,6 +21,7 @@ from .build import ProcessBuilder, cores
 from .measured import measure_problems
 from .predicted import predict_problems
 from .report import Progress, Report
+from .unit import CudaUnit
 
 Mode = Literal["auto", "measure", "predict"]
 DEFAULT_BUDGET = "120s"
@@ -29,6 +32,7 @@ def tune(
     gpu: Gpu | str | None = None,
     *,
     mode: Mode = "auto",
+    devices: Sequence[int] | None = None,
     database: str | Path | None = None,
     budget: Budget | str = DEFAULT_BUDGET,
     seed: int = 0,
@@ -40,7 +44,8 @@ def tune(
     ``gpu`` is a `Gpu`, an alias such as ``"h100"``, or None for the first CUDA device. With that GPU at hand configs
     are checked and timed. Without it, mode ``auto`` compiles the most promising configs for it and stores predictions,
     which are never called measured; mode ``measure`` raises :class:`NoGpu`. ``predict`` never measures.
-    ``budget`` is shared by the problems. ``families`` limits the search to these kernel families.
+    All devices that are that GPU measure, each its own share of the problems; ``devices`` names the CUDA devices that
+    may. ``budget`` is shared by the problems. ``families`` limits the search to these kernel families.
 
     Ctrl-C ends the run early with what is known; every result was stored when it was found. Bad input raises before
     the database is touched.
@@ -52,7 +57,7 @@ def tune(
     if isinstance(families, str):
         raise InvalidType(f"families={families[:40]!r} is text, it must be a collection of names")
     limit = parse_budget(budget)
-    target, index, reason = locate(gpu, mode)
+    target, units, reason = locate(gpu, mode, devices)
     wanted = list(dict.fromkeys(problems))
     _check(wanted, target, families)
     with Store.open(database_path() if database is None else database) as store:
@@ -61,47 +66,87 @@ def tune(
         def served_by(problem: Problem) -> list[Family]:
             return eligible(problem, target, families)
 
-        if index is None:
+        if not units:
             builder = ProcessBuilder(target.arch, cores())
             try:
                 return predict_problems(wanted, target, store, builder, limit, served_by, report, note=reason)
             finally:
                 builder.close()
-        from .bench import DeviceBench
-
-        bench = DeviceBench(index, target)
-        builder = ProcessBuilder(target.arch, max(1, cores() - 1))
+        builder = ProcessBuilder(target.arch, max(1, cores() - len(units)))
         try:
-            return measure_problems(wanted, target, store, bench, builder, limit, seed, served_by, report)
+            return measure_problems(wanted, target, store, units, builder, limit, seed, served_by, report)
         finally:
             builder.close()
 
 
-def locate(gpu: Gpu | str | None, mode: str) -> tuple[Gpu, int | None, str]:
-    """The `Gpu` meant, the CUDA device that is one (None if nothing is to be measured), and why there is none.
+def locate(gpu: Gpu | str | None, mode: str, devices: Sequence[int] | None = None) -> tuple[Gpu, list[CudaUnit], str]:
+    """The `Gpu` meant, the CUDA devices that measure (none if nothing is to be measured), and why there are none.
 
-    Raises :class:`NoGpu` where ``mode`` or a missing name needs a device.
+    Raises :class:`NoGpu` where ``mode`` or a missing name needs a device, and :class:`InvalidInput` for ``devices``
+    that can't measure together.
     """
     if not isinstance(gpu, Gpu | str | None):
         raise InvalidType(f"gpu is a {type(gpu).__qualname__}, it must be a Gpu, an alias such as 'h100', or None")
+    target = gpu_by_alias(gpu) if isinstance(gpu, str) else gpu
     found = visible_gpus()
-    if gpu is None:
+    if devices is not None:
+        _check_devices(devices, found, mode)
+    if target is None:
         if not found:
             missing = missing_device()
             raise NoGpu(f"{missing}. Name a GPU to predict for, e.g. h100")
-        target = found[0]
-    else:
-        target = gpu_by_alias(gpu) if isinstance(gpu, str) else gpu
+        target = found[devices[0] if devices is not None else 0]
     if mode == "predict":
-        return target, None, "prediction was asked for"
-    index = next((index for index, each in enumerate(found) if each.key == target.key), None)
-    if index is not None:
-        return target, index, ""
-    listed = ", ".join(each.name for each in found) if found else f"none ({missing_device()})"
-    reason = f"{target} is not in this machine. GPUs found: {listed}"
+        return target, [], "prediction was asked for"
+    equal = [index for index, each in enumerate(found) if each.key == target.key]
+    if devices is not None:
+        if others := [index for index in devices if index not in equal]:
+            raise InvalidInput(
+                f"device {others[0]} is {found[others[0]]}, and this run is for {target}: models are never mixed. "
+                f"Devices here: {_listed(found)}"
+            )
+        return target, _units(devices, target), ""
+    if equal:
+        return target, _units(equal, target), ""
+    reason = f"{target} is not in this machine. GPUs found: {_listed(found) if found else f'none ({missing_device()})'}"
     if mode == "measure":
         raise NoGpu(f"{reason}. Nothing was changed; mode predict works without the GPU")
-    return target, None, reason
+    return target, [], reason
+
+
+def _check_devices(devices: Sequence[int], found: Sequence[Gpu], mode: str) -> None:
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        raise InvalidType(f"devices={shown(devices)} must be a list of device numbers such as [0, 1], or None for all")
+    if mode == "predict":
+        raise InvalidInput(f"devices={shown(devices)}: mode predict uses no device")
+    if not devices:
+        raise InvalidInput("devices is empty: name at least one, or None for all")
+    if wrong := [each for each in devices if isinstance(each, bool) or not isinstance(each, int)]:
+        raise InvalidType(f"devices: {shown(wrong[0])} is not a device number")
+    if not found:
+        raise NoGpu(f"devices={shown(devices)}: {missing_device()}")
+    if absent := [each for each in devices if not 0 <= each < len(found)]:
+        raise InvalidInput(f"device {absent[0]} does not exist. Devices here: {_listed(found)}")
+    if twice := [each for each, count in Counter(devices).items() if count > 1]:
+        raise InvalidInput(f"device {twice[0]} is named twice: two workers on one device would measure each other")
+
+
+def _units(devices: Sequence[int], gpu: Gpu) -> list[CudaUnit]:
+    """Refuses two devices that are one card, which MIG and virtual machines make possible."""
+    units = [CudaUnit(index, gpu, unit_uuid(index)) for index in devices]
+    seen: dict[str, CudaUnit] = {}
+    for unit in units:
+        other = seen.setdefault(unit.uuid, unit)
+        if other is not unit and unit.uuid:
+            raise InvalidInput(
+                f"devices {other.index} and {unit.index} are one card, {unit.uuid}: two workers on it would measure "
+                f"each other. Name one of them with --devices"
+            )
+    return units
+
+
+def _listed(found: Sequence[Gpu]) -> str:
+    return ", ".join(f"{index} ({each})" for index, each in enumerate(found))
 
 
 def _check(problems: Sequence[Problem], gpu: Gpu, names: Collection[str] | None) -> None:

@@ -37,6 +37,11 @@ class Target:
         self.asked = 0
         self.tried = 0
         self.skipped = ""
+        """Why it can't be measured here; empty if it can."""
+        self.exhausted = False
+        """Nothing is left to try."""
+        self.finished = False
+        """Nothing is left to do."""
         self.seconds: dict[Config, float] = {}
         """Medians of correct configs, from this run and earlier ones."""
         for config, row in rows.items():
@@ -57,15 +62,24 @@ class Target:
     def best(self) -> float | None:
         return min(self.seconds.values(), default=None)
 
+    @property
+    def open(self) -> bool:
+        """Whether it may be asked."""
+        return not (self.skipped or self.exhausted or self.finished)
+
+    def skip(self, reason: str) -> None:
+        """Takes back what was asked for and not tried."""
+        self.skipped = reason
+        self.asked = self.tried
+
     def ask(self) -> Config | None:
         """The next config, from the open family with the fewest trials; None when there is nothing left to try."""
-        if self.skipped:
-            return None
         for name in sorted(self._searches, key=lambda each: self._trials[each]):
             if not self._losing(name) and (config := self._searches[name].ask()) is not None:
                 self._trials[name] += 1
                 self.asked += 1
                 return config
+        self.exhausted = True
         return None
 
     def tell(self, config: Config, row: Measurement, seconds: float | None) -> None:

@@ -11,7 +11,6 @@ from flashtune.codegen.family import Resources, family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import blocks_per_sm
 from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import Source
 from flashtune.errors import FlashtuneError
 
 from .build import Built
@@ -23,7 +22,7 @@ that there are none. A few outside the loop are harmless, and timing judges them
 
 
 class DeviceLostError(FlashtuneError):
-    """A kernel made the CUDA context unusable; nothing more can be measured in this process."""
+    """The CUDA context has become unusable; nothing more can be measured in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +53,18 @@ class Evidence:
 
 
 class Bench(Protocol):
-    """A device that tries configs. Replaced by a fake in tests that need no GPU."""
+    """A device that tries configs. Replaced by a fake in tests that need no GPU.
+
+    :class:`DeviceLostError` of any method means that the process must be replaced.
+    """
 
     evidence: Evidence
-
-    def sources(self, problem: Problem) -> list[Source]:
-        """What the bench itself launches for ``problem``: compiled ahead, like candidates."""
 
     def prepare(self, problem: Problem) -> str | None:
         """Makes inputs and reference of ``problem``, once. Returns why it can't be measured here, or None."""
 
     def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
-        """Checks and times ``config``, which compiled. ``best`` is the best median so far in seconds.
-
-        :class:`DeviceLostError` carries the outcome of the config that cost the device.
-        """
+        """Checks and times ``config``, which compiled. ``best`` is the best median so far in seconds."""
 
     def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
         """Seconds by round of each config, interleaved, for about ``seconds``. All have been correct before."""

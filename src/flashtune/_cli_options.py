@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,6 +46,25 @@ def _database_option(check: Callable[..., Path | None]) -> Callable[[F], F]:
 new_database_option = _database_option(_database)
 database_option = _database_option(_existing)
 gpu_option = click.option("--gpu", help="GPU such as h100, a100 or rtx-4090; it need not be here. [default: the first]")
+
+
+def _device_numbers(context: click.Context, option: click.Parameter, given: str) -> list[int] | None:
+    if given.strip().lower() == "all":
+        return None
+    numbers = [each.strip() for each in given.split(",")]
+    if not all(re.fullmatch("[0-9]{1,4}", each, re.ASCII) for each in numbers):
+        raise click.BadParameter("must be all, or device numbers such as 0,1", context, option)
+    return [int(each) for each in numbers]
+
+
+devices_option = click.option(
+    "--devices",
+    default="all",
+    show_default=True,
+    metavar="0,1|all",
+    callback=_device_numbers,
+    help="CUDA devices that measure, each its share of the problems: all that are the GPU, or those named.",
+)
 
 
 def problem_options(command: F) -> F:

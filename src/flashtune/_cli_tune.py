@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ def run_tune(
     *,
     budget: str,
     mode: Any,
+    devices: Sequence[int] | None,
     families: Collection[str] | None,
     seed: int,
     database: Path | None,
@@ -60,9 +61,19 @@ def run_tune(
                 click.echo(f"{10 * tenth} %: {progress.text}", err=True)
 
         report = tune(
-            problems, gpu, mode=mode, database=path, budget=budget, seed=seed, families=families, progress=show
+            problems,
+            gpu,
+            mode=mode,
+            devices=devices,
+            database=path,
+            budget=budget,
+            seed=seed,
+            families=families,
+            progress=show,
         )
     print_report(console(), report, str(path))
+    if report.measured and report.note:
+        click.echo(f"Note: {report.note}")
     if report.stopped:
         sys.exit(1)
     if report.interrupted:

@@ -14,7 +14,7 @@ from flashtune.errors import InvalidType
 from ._arrays import forget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from flashtune.codegen.compile import Compiled
@@ -84,6 +84,7 @@ def tune(
     gpu: Gpu | str | None = None,
     *,
     mode: Mode = "auto",
+    devices: Sequence[int] | None = None,
     database: str | Path | None = None,
     budget: Budget | str = "120s",
     seed: int = 0,
@@ -97,6 +98,8 @@ def tune(
     raises :class:`NoGpu`; ``"predict"`` never measures. Running it again goes on where it ended.
 
     Args:
+        devices: CUDA devices that measure, each its share of the problems, such as ``[0, 1]``; None is all that are
+            ``gpu``. They must be of one model.
         database: The SQLite file; None is the one of the settings (``FLASHTUNE_DB``).
         budget: A time such as ``"10m"`` or a count of trials such as ``"200"``, shared by the problems.
         families: Search only these kernel families.
@@ -130,6 +133,7 @@ def tune(
             wanted,
             gpu,
             mode=mode,
+            devices=devices,
             database=database,
             budget=budget,
             seed=seed,

@@ -14,6 +14,7 @@ import click
 from ._cli_emulate import emulate
 from ._cli_options import (
     database_option,
+    devices_option,
     gpu_from,
     gpu_option,
     new_database_option,
@@ -84,6 +85,7 @@ def main() -> None:
     show_default=True,
     help="auto measures if the GPU is here and predicts otherwise; measure refuses otherwise; predict never measures.",
 )
+@devices_option
 @click.option("--family", "families", multiple=True, help="Search only this kernel family. May be repeated.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search.")
 @new_database_option
@@ -92,6 +94,7 @@ def tune(
     preset: str | None,
     budget: str,
     mode: str,
+    devices: list[int] | None,
     families: tuple[str, ...],
     seed: int,
     database: Path | None,
@@ -99,8 +102,9 @@ def tune(
 ) -> None:
     """Search the fastest configs and store them.
 
-    With the GPU at hand, candidates are checked for correctness and timed. Without it they are compiled for it and
-    ranked by a model, and nothing is called measured. Ctrl-C keeps what was found; the same command goes on later.
+    With the GPU at hand, candidates are checked for correctness and timed, on all GPUs of that model side by side.
+    Without it they are compiled for it and ranked by a model, and nothing is called measured. Ctrl-C keeps what was
+    found; the same command goes on later.
 
     \b
     Examples:
@@ -108,6 +112,7 @@ def tune(
       flashtune tune --gpu h200 --preset grid --budget 10m
       flashtune tune --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --causal --budget 200
       flashtune tune --gpu h100 --mode measure         fails where there is no H100
+      flashtune tune --devices 2,3 --preset grid       on these two GPUs, which must be of one model
     """
     from ._cli_tune import run_tune
 
@@ -120,6 +125,7 @@ def tune(
         "quick" if preset is None else preset,
         budget=budget,
         mode=mode,
+        devices=devices,
         families=families or None,
         seed=seed,
         database=database,

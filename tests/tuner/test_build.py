@@ -40,10 +40,9 @@ def session(tmp_path: Path) -> subprocess.Popen[str]:
     """A process with a worker that is busy for a minute."""
     script = tmp_path / "session.py"
     script.write_text(SESSION)
-    (tmp_path / "tuner_fakes.py").write_text(Path(__file__).with_name("fakes.py").read_text())
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(flashtune.__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(Path(flashtune.__file__).parents[1]), str(Path(__file__).parent)]),
         "FLASHTUNE_CACHE_DIR": str(tmp_path / "cache"),
     }
     return subprocess.Popen(

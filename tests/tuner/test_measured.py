@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, landscape, problem, run
 
 from flashtune.codegen.config import Config
+from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.store import Store
+from flashtune.tuner import post
 from flashtune.tuner.space import make_space
 from flashtune.tuner.trial import DeviceLostError, Outcome
 
@@ -113,7 +116,7 @@ def test_nothing_correct_gives_a_row_that_says_so(path: Path) -> None:
 def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(path: Path) -> None:
     def outcome(config: Config, number: int) -> Outcome | None:
         if number == 5:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return None
 
     report = run(path, [PROBLEM], 20, bench=FakeBench(outcome=outcome))
@@ -122,20 +125,139 @@ def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(path: Path) -> None
     assert report.rows[0].config in stored(path)
 
 
-def test_a_lost_device_ends_the_run_and_its_cause_is_not_tried_again(path: Path) -> None:
+def test_a_config_that_costs_two_workers_is_blamed_and_all_else_goes_on(path: Path) -> None:
+    culprits: list[Config] = []
+
     def outcome(config: Config, number: int) -> Outcome | None:
         if number == 3:
+            culprits.append(config)
+        if config in culprits:
             raise DeviceLostError(f"{config} made the GPU context unusable")
         return None
 
     first, second = FakeBench(outcome=outcome), FakeBench()
     report = run(path, [PROBLEM], 20, bench=first)
-    culprit = first.attempts[2][1]
-    assert culprit.key in report.stopped
-    assert stored(path, status="illegal_access") == [culprit]
+    asked = Counter(config for _, config in first.attempts)
+    assert asked.pop(culprits[0]) == 2
+    assert set(asked.values()) == {1}
+    assert first.opened == 3
+    assert not report.stopped
+    assert report.tried == 20
+    assert report.failed == {"illegal_access": 1}
+    assert stored(path, status="illegal_access") == culprits
     assert report.rows[0].config is not None
     run(path, [PROBLEM], 20, bench=second)
-    assert culprit not in [config for _, config in second.attempts]
+    assert culprits[0] not in [config for _, config in second.attempts]
+
+
+def test_a_worker_that_dies_once_costs_nothing(path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number in (3, 7):
+            raise DeviceLostError("killed for reasons of its own")
+        return None
+
+    bench = FakeBench(outcome=outcome)
+    report = run(path, [PROBLEM], 12, bench=bench)
+    assert report.failed == {}
+    assert len(stored(path, stage="measure")) == len(set(stored(path, stage="measure"))) == 12
+    assert len(bench.attempts) == 14
+    assert bench.opened == 3
+
+
+def test_a_device_on_which_every_candidate_dies_ends_the_run(path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        raise DeviceLostError("the card fell off the bus")
+
+    report = run(path, [PROBLEM], 100, bench=FakeBench(outcome=outcome))
+    assert "fell off the bus" in report.stopped
+    assert "GPU-fake" in report.stopped
+    assert report.failed["illegal_access"] <= post.FRUITLESS_DEATHS / 2
+    assert report.rows[0].config is None
+
+
+def test_a_device_that_can_not_be_opened_ends_the_run(path: Path) -> None:
+    class Shut(FakeBench):
+        def open(self) -> FakeBench:
+            super().open()
+            raise DeviceLostError("no memory for a context")
+
+    bench = Shut()
+    report = run(path, [PROBLEM], 10, bench=bench)
+    assert bench.opened == post.IDLE_DEATHS
+    assert "no memory for a context" in report.stopped
+    assert report.rows[0].config is None
+    assert not stored(path)
+
+
+def test_a_problem_whose_reference_costs_two_workers_is_skipped(path: Path) -> None:
+    class Bad(FakeBench):
+        def prepare(self, problem: Problem) -> str | None:
+            if problem.seqlen_q == 512:
+                raise DeviceLostError("the reference hit a wall")
+            return None
+
+    bench = Bad()
+    report = run(path, [problem(512), PROBLEM], 10, bench=bench)
+    assert not report.stopped
+    assert "hit a wall" in report.rows[0].why
+    assert report.rows[1].tried == 10
+    assert bench.opened == 3
+
+
+def test_an_unforeseen_error_of_a_candidate_is_a_failure_of_that_candidate(path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number == 2:
+            raise ZeroDivisionError("in the bench")
+        return None
+
+    bench = FakeBench(outcome=outcome)
+    report = run(path, [PROBLEM], 6, bench=bench)
+    assert report.failed == {"failed": 1}
+    assert bench.opened == 1
+    with Store.open(path, readonly=True) as store:
+        (row,) = store.measurements(status="failed")
+    assert row.message == "ZeroDivisionError: in the bench"
+
+
+def test_a_problem_stays_on_one_device_and_rows_name_it(path: Path) -> None:
+    problems = [problem(512), problem(1024), problem(2048), problem(4096)]
+    benches = [FakeBench(unit="GPU-a"), FakeBench(unit="GPU-b")]
+    report = run(path, problems, 40, benches=benches)
+    assert {row.tried for row in report.rows} == {10}
+    homes = [{each for each, _ in bench.attempts} for bench in benches]
+    assert [len(each) for each in homes] == [2, 2]
+    assert not homes[0] & homes[1]
+    assert [set(bench.finalists) for bench in benches] == homes
+    with Store.open(path, readonly=True) as store:
+        units = {(each.problem, each.unit) for each in store.measurements()}
+    assert units == {(each, bench.uuid) for bench, home in zip(benches, homes, strict=True) for each in home}
+
+
+def test_problems_of_a_lost_device_go_on_on_the_other(path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number > 3:
+            raise DeviceLostError("the card fell off the bus")
+        return None
+
+    problems = [problem(512), problem(1024)]
+    benches = [FakeBench(unit="GPU-a", outcome=outcome), FakeBench(unit="GPU-b")]
+    report = run(path, problems, 60, benches=benches)
+    assert not report.stopped
+    assert "GPU-a was given up" in report.note
+    assert "fell off the bus" in report.note
+    assert report.tried == 60
+    assert set(benches[1].finalists) == set(problems)
+    assert all(row.config is not None for row in report.rows)
+
+
+def test_progress_names_the_device_where_there_are_several(path: Path) -> None:
+    said: list[str] = []
+    benches = [FakeBench(unit="GPU-a"), FakeBench(unit="GPU-b")]
+    run(path, [PROBLEM, problem(512)], 8, benches=benches, progress=lambda progress: said.append(progress.text))
+    assert sum(text.startswith("GPU-a: ") for text in said) == sum(text.startswith("GPU-b: ") for text in said) > 4
+    said.clear()
+    run(path, [PROBLEM], 8, progress=lambda progress: said.append(progress.text))
+    assert not any(text.startswith("GPU") for text in said)
 
 
 def test_finals_decide_and_hold_the_default(path: Path) -> None:

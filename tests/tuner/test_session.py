@@ -12,6 +12,7 @@ from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.errors import FlashtuneError, InvalidInput, InvalidType, NoGpu, UnknownGpu, UnsupportedProblem
 from flashtune.tuner import session
 from flashtune.tuner.session import locate, tune
+from flashtune.tuner.unit import CudaUnit
 
 A100, H100 = gpu_by_alias("a100"), gpu_by_alias("h100")
 
@@ -21,32 +22,88 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     """The GPUs of this machine, as the test fills it."""
     found: list[Gpu] = []
     monkeypatch.setattr(session, "visible_gpus", lambda: found)
+    monkeypatch.setattr(session, "unit_uuid", lambda index: f"GPU-{index}")
     monkeypatch.setattr(session, "missing_device", lambda: NoGpu("No CUDA device can be used: no driver"))
     return found
+
+
+def indices(gpu: Gpu, units: list[CudaUnit], _: str) -> tuple[Gpu, list[int]]:
+    assert {each.gpu for each in units} <= {gpu}
+    return gpu, [each.index for each in units]
 
 
 @pytest.mark.parametrize("mode", ["auto", "measure"])
 def test_the_device_that_is_the_asked_gpu_measures(devices: list[Gpu], mode: str) -> None:
     devices += [A100, H100]
-    assert locate("h100", mode)[:2] == (H100, 1)
+    assert indices(*locate("h100", mode)) == (H100, [1])
 
 
 def test_without_a_name_the_first_device_is_meant(devices: list[Gpu]) -> None:
     devices += [A100, H100]
-    assert locate(None, "auto")[:2] == (A100, 0)
+    assert indices(*locate(None, "auto")) == (A100, [0])
 
 
 @pytest.mark.parametrize("found", [[], [A100]], ids=["none", "another"])
 def test_another_gpu_is_predicted_for_and_the_reason_lists_what_is_here(devices: list[Gpu], found: list[Gpu]) -> None:
     devices += found
-    target, index, reason = locate("h100", "auto")
-    assert (target, index) == (H100, None)
+    target, units, reason = locate("h100", "auto")
+    assert (target, units) == (H100, [])
     assert (A100.name if found else "no driver") in reason
 
 
 def test_asked_to_predict_a_device_at_hand_is_not_used(devices: list[Gpu]) -> None:
     devices += [H100]
-    assert locate("h100", "predict")[:2] == (H100, None)
+    assert locate("h100", "predict")[:2] == (H100, [])
+
+
+def test_all_devices_that_are_the_asked_gpu_measure(devices: list[Gpu]) -> None:
+    devices += [H100, A100, H100]
+    assert indices(*locate("h100", "auto")) == (H100, [0, 2])
+    assert indices(*locate(None, "auto")) == (H100, [0, 2])
+
+
+def test_named_devices_alone_measure_and_say_which_gpu_is_meant(devices: list[Gpu]) -> None:
+    devices += [H100, A100, H100]
+    assert indices(*locate("h100", "auto", [2])) == (H100, [2])
+    assert indices(*locate(None, "auto", [1])) == (A100, [1])
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "error", "message"),
+    [
+        ("auto", [3], InvalidInput, r"device 3 does not exist\. Devices here: 0 \(h100-sxm\), 1 \(a100"),
+        ("auto", [-1], InvalidInput, "device -1 does not exist"),
+        ("auto", [0, 1], InvalidInput, "device 1 is a100.*models are never mixed"),
+        ("auto", [2, 2], InvalidInput, "device 2 is named twice"),
+        ("auto", [], InvalidInput, "devices is empty"),
+        ("auto", [True], InvalidType, "True is not a device number"),
+        ("auto", "0", InvalidType, "must be a list of device numbers"),
+        ("predict", [0], InvalidInput, "mode predict uses no device"),
+    ],
+    ids=str,
+)
+def test_devices_that_can_not_measure_together_are_refused(
+    devices: list[Gpu], tmp_path: Path, mode: Any, asked: Any, error: type[FlashtuneError], message: str
+) -> None:
+    devices += [H100, A100, H100]
+    path = tmp_path / "tuned.db"
+    with pytest.raises(error, match=message):
+        tune([problem()], "h100", mode=mode, devices=asked, database=path)
+    assert not path.exists()
+
+
+def test_devices_where_there_are_none_are_refused(devices: list[Gpu]) -> None:
+    with pytest.raises(NoGpu, match="no driver"):
+        locate("h100", "auto", [0])
+
+
+def test_two_devices_that_are_one_card_are_refused(devices: list[Gpu], monkeypatch: pytest.MonkeyPatch) -> None:
+    devices += [H100, H100]
+    monkeypatch.setattr(session, "unit_uuid", lambda index: "GPU-same")
+    with pytest.raises(InvalidInput, match="devices 0 and 1 are one card, GPU-same"):
+        locate("h100", "auto")
+    monkeypatch.setattr(session, "unit_uuid", lambda index: "")  # not known, so not known to be equal
+    assert indices(*locate("h100", "auto")) == (H100, [0, 1])
 
 
 @pytest.mark.parametrize("found", [[], [A100]], ids=["none", "another"])

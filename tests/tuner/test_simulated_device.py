@@ -119,7 +119,7 @@ class Simulation:
         patch.setattr(bench, "device_facts", lambda index: SimpleNamespace(uuid="GPU-fake", driver="580.1"))
         patch.setattr(bench, "load", self.load)
         patch.setattr(bench, "Comparer", HostComparer)
-        patch.setattr(bench.DeviceBench, "_reference_plan", reference_plan)
+        patch.setattr(bench, "reference_plan", reference_plan)
         self.bench = bench.DeviceBench(0, dataclasses.replace(GPU, l2_bytes=16))
 
     def alloc(self, size: int) -> Any:
@@ -192,7 +192,7 @@ class HostComparer:
         return compare.Difference(bad, int((~near).sum()), 0.0)
 
 
-def reference_plan(self: Any, problem: Problem) -> Any:
+def reference_plan(problem: Problem, gpu: Any) -> Any:
     return SimpleNamespace(problem=dataclasses.replace(bench.last_part(problem), out_dtype="float64"))
 
 

@@ -6,7 +6,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import Family, family
@@ -17,9 +19,10 @@ from flashtune.tuned_db.store import Store
 from flashtune.tuner.budget import Budget
 from flashtune.tuner.build import Built
 from flashtune.tuner.measured import measure_problems
-from flashtune.tuner.report import Report
+from flashtune.tuner.report import Progress, Report
 from flashtune.tuner.timing import Timing
-from flashtune.tuner.trial import Evidence, Outcome
+from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
+from flashtune.tuner.worker import Lost, Ready, Request, answer
 
 GPU = gpu_by_alias("h100")
 FAMILY = family("sm80_fwd")
@@ -70,24 +73,31 @@ class FakeBuilder:
 
 
 class FakeBench:
-    """Times by a formula. ``attempts`` and ``finalists`` tell what it was asked."""
-
-    evidence = Evidence(unit="GPU-fake", driver="580.1", cupy="14.0")
+    """A unit and its bench that times by a formula. ``attempts`` and ``finalists`` tell what it was asked."""
 
     def __init__(
         self,
         seconds: Callable[[Config], float] = landscape,
         *,
+        unit: str = "GPU-fake",
         outcome: Callable[[Config, int], Outcome | None] = lambda config, number: None,
         final: Callable[[Config], float] | None = None,
         unprepared: str = "",
     ) -> None:
+        self.evidence = Evidence(unit=unit, driver="580.1", cupy="14.0")
+        self.name = unit
+        self.uuid = unit
         self.seconds = seconds
         self.outcome = outcome
         self.final = final or seconds
         self.unprepared = unprepared
         self.attempts: list[tuple[Problem, Config]] = []
         self.finalists: dict[Problem, list[Config]] = {}
+        self.opened = 0
+
+    def open(self) -> FakeBench:
+        self.opened += 1
+        return self
 
     def sources(self, problem: Problem) -> list[Source]:
         return []
@@ -112,14 +122,49 @@ class FakeBench:
         return 1980.0
 
 
+class LocalWorker:
+    """A worker without a process: it answers while it is asked."""
+
+    def __init__(self, unit: FakeBench) -> None:
+        self.connection, self._answers = Pipe(duplex=False)
+        try:
+            self.bench = unit.open()
+        except DeviceLostError as error:
+            self._answers.send(Lost(str(error)))
+            self.kill()
+        else:
+            self._answers.send(Ready(self.bench.evidence))
+
+    def send(self, request: Request) -> None:
+        said = answer(request, self.bench)
+        self._answers.send(said)
+        if isinstance(said, Lost):
+            self.kill()
+
+    def receive(self) -> Any:
+        return self.connection.recv()
+
+    def kill(self) -> None:
+        self._answers.close()
+
+    def end(self) -> None:
+        self.kill()
+        self.connection.close()
+
+    def fate(self) -> str:
+        return "was closed" if self._answers.closed else ""
+
+
 def run(
     path: Path,
     problems: Sequence[Problem],
     trials: int,
     *,
     bench: FakeBench | None = None,
+    benches: Sequence[FakeBench] = (),
     builder: FakeBuilder | None = None,
     seed: int = 0,
+    progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Report:
     """A measured run of ``trials`` trials into the database at ``path``."""
     with Store.open(path) as store:
@@ -127,10 +172,11 @@ def run(
             problems,
             GPU,
             store,
-            bench or FakeBench(),
+            benches or [bench or FakeBench()],
             builder or FakeBuilder(),
             Budget(trials=trials),
             seed,
             only_sm80,
-            lambda progress: None,
+            progress,
+            hire=LocalWorker,
         )

@@ -1,0 +1,123 @@
+"""A device that is none, for worker processes: it logs what it is asked, takes its time, and dies where it is told to.
+
+Worker processes import this file, so it needs neither CuPy nor Optuna.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.render import Source
+from flashtune.tuner.build import Built
+from flashtune.tuner.timing import Timing
+from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
+
+
+def seconds_of(config: Config) -> float:
+    return 1e-3 * (1 + zlib.crc32(config.key.encode()) % 1000 / 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the log: when which process did what on which unit."""
+
+    time: float
+    pid: int
+    unit: str
+    what: str
+    problem: str = ""
+    config: str = ""
+
+
+@dataclass(frozen=True)
+class FakeUnit:
+    """``deeds`` are done instead of an answer: by config key, or under "open", "prepare" and "final".
+
+    A deed that begins with "once " is done by the first worker that comes to it, and not again.
+    """
+
+    name: str
+    log: Path
+    deeds: dict[str, str] = field(default_factory=dict)
+    attempt_seconds: float = 0.0
+
+    @property
+    def uuid(self) -> str:
+        return f"GPU-{self.name}"
+
+    def open(self) -> FakeUnit:
+        self.write("start")
+        self.do("open")
+        self.write("open")
+        return self
+
+    def sources(self, problem: Problem) -> list[Source]:
+        return []
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(unit=self.uuid)
+
+    def prepare(self, problem: Problem) -> str | None:
+        self.do("prepare")
+        return None
+
+    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+        self.write("attempt", problem, config)
+        time.sleep(self.attempt_seconds)
+        self.do(config.key)
+        seconds = seconds_of(config)
+        self.write("done", problem, config)
+        return Outcome(status="ok", stage="measure", timing=Timing(seconds, seconds, seconds, 20))
+
+    def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
+        self.write("final", problem)
+        self.do("final")
+        return {config: [seconds_of(config)] * 5 for config in configs}
+
+    def clock_mhz(self) -> float | None:
+        return None
+
+    def write(self, what: str, problem: Problem | None = None, config: Config | None = None) -> None:
+        fields = [time.monotonic(), os.getpid(), self.name, what, problem.key if problem else "", config or ""]
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write("\t".join(str(each) for each in fields) + "\n")
+
+    def lines(self, *wanted: str) -> list[Line]:
+        """What all units with this log did, of the kinds ``wanted``."""
+        if not self.log.exists():
+            return []
+        fields = [line.split("\t") for line in self.log.read_text(encoding="utf-8").splitlines()]
+        lines = [Line(float(each[0]), int(each[1]), *each[2:]) for each in fields]
+        return [each for each in lines if each.what in wanted or not wanted]
+
+    def do(self, where: str) -> None:
+        deed = self.deeds.get(where, "")
+        if deed.startswith("once "):
+            mark = self.log.with_name(f"{zlib.crc32(where.encode())}.done")
+            if mark.exists():
+                return
+            mark.touch()
+            deed = deed.removeprefix("once ")
+        if deed == "exit":
+            os._exit(7)
+        elif deed == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif deed == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif deed == "hang":
+            time.sleep(600)
+        elif deed == "lose":
+            raise DeviceLostError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+        elif deed == "raise":
+            raise ZeroDivisionError("as the test wants it")
+        elif deed:
+            raise AssertionError(deed)

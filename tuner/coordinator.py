@@ -1,0 +1,319 @@
+"""The one thread of a measured run: asks, compiles ahead, hands out to the devices, records what they answer.
+
+Nothing here waits for one device alone, and nothing that a device answered is held back: the next candidate goes out,
+the answer is stored, and only then is anything asked for or compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.family import family
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.model import predict
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.render import Source, render_source
+from flashtune.errors import FlashtuneError
+from flashtune.tuned_db.lookup import source_digest
+from flashtune.tuned_db.records import new_id
+from flashtune.tuned_db.store import Store
+
+from .budget import Meter
+from .build import Builder, Built, interrupts_held, result
+from .post import Died, Post, Reply, wait_for_posts
+from .records import measurement
+from .report import Progress
+from .sharing import trials_each
+from .target import Target
+from .timing import summarise
+from .trial import Outcome
+from .worker import Attempt, Failed, Final, Finished, Prepare, Prepared, Request
+
+logger = logging.getLogger("flashtune")
+
+FINAL_SECONDS = 0.5
+FINALS_PART = 0.25
+"""Most of a time budget that finals may take."""
+PREPARE_SECONDS = 300.0
+ATTEMPT_SECONDS = 60.0
+"""Limits of a request before its worker is killed; an attempt's and a final's grow with the time of a launch."""
+LIMIT_LAUNCHES = 400
+"""An attempt is some 50 launches at most, and the model is hardly ever wrong by this much."""
+BLAMED_DEATHS = 2
+"""Workers that may end over one request. The first may have been killed for reasons of its own."""
+COMPILING_SECONDS, WATCH_SECONDS = 0.02, 0.5
+"""How often compile jobs are looked at while a device waits for one, and time limits while none does."""
+
+
+class NoDeviceLeftError(FlashtuneError):
+    """No device of the run can have a worker any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    target: Target
+    config: Config
+    job: Future[Built]
+
+
+class Lane:
+    """A device and the problems that are measured on it. ``tasks`` are to be tried, ``task`` is being tried."""
+
+    def __init__(self, post: Post, targets: Sequence[Target]) -> None:
+        self.post = post
+        self.targets = list(targets)
+        self.tasks: list[Task] = []
+        self.task: Task | None = None
+
+    @property
+    def unfinished(self) -> list[Target]:
+        return [each for each in self.targets if not each.finished]
+
+
+class Coordinator:
+    """The state of one run, so that it can end at any point and still report."""
+
+    def __init__(
+        self, gpu: Gpu, store: Store, builder: Builder, meter: Meter, seed: int, progress: Callable[[Progress], None]
+    ) -> None:
+        self.gpu = gpu
+        self.store = store
+        self.builder = builder
+        self.meter = meter
+        self.seed = seed
+        self.progress = progress
+        self.session = new_id()
+        self.failed: Counter[str] = Counter()
+        self.lost: list[str] = []
+        """Why devices were given up."""
+        self._lanes: list[Lane] = []
+        self._deaths: Counter[tuple[object, ...]] = Counter()
+        self._finals_part = 0.0
+
+    def run(self, lanes: Sequence[Lane]) -> None:
+        """Searches and decides all problems. :class:`NoDeviceLeftError` where no device is left for some."""
+        self._lanes = list(lanes)
+        budget = self.meter.budget.seconds
+        if budget is not None:
+            self._finals_part = min(FINALS_PART, FINAL_SECONDS * max(len(lane.targets) for lane in lanes) / budget)
+        while any(lane.unfinished for lane in self._lanes):
+            with interrupts_held():  # what was measured is stored, Ctrl-C or not
+                for lane in self._lanes:
+                    if reply := lane.post.poll():
+                        self._take(lane, reply)
+            self._leave_lost_devices()
+            for lane in self._lanes:
+                self._feed(lane)
+            asked = [self._ask(lane) for lane in self._lanes]  # one each, so that no device waits for all of them
+            if not any(asked):
+                waiting = any(lane.post.idle and lane.unfinished for lane in self._lanes)
+                wait_for_posts(
+                    (lane.post for lane in self._lanes if not lane.post.lost),
+                    COMPILING_SECONDS if waiting else WATCH_SECONDS,
+                )
+
+    # Asking and compiling
+
+    def _ask(self, lane: Lane) -> bool:
+        """Asks for one config, if the lane is short of them. False if it needs no other now."""
+        if len(lane.tasks) >= max(2, math.ceil(2 * self.builder.workers / len(self._lanes))):
+            return False
+        askable = self._askable(lane)
+        if not askable:
+            return False
+        target = min(askable, key=lambda each: each.asked)
+        config = target.ask()
+        if config is not None:
+            lane.tasks.append(Task(target, config, self._submit(target.problem, config)))
+        return True
+
+    def _askable(self, lane: Lane) -> list[Target]:
+        trials = self.meter.budget.trials
+        if trials is None:
+            return [] if self._search_over else [each for each in lane.targets if each.open]
+        everyone = [target for each in self._lanes for target in each.targets]
+        if sum(each.asked for each in everyone) >= trials:
+            return []
+        closed = [each.asked for each in everyone if not each.open]
+        limit = trials_each(trials, closed, len(everyone) - len(closed))
+        return [each for each in lane.targets if each.open and each.asked < limit]
+
+    @property
+    def _search_over(self) -> bool:
+        """Whether the time for trying is used up."""
+        return self.meter.budget.seconds is not None and self.meter.left <= self._finals_part
+
+    def _submit(self, problem: Problem, config: Config) -> Future[Built]:
+        return self.builder.submit(render(problem, config))
+
+    # Handing out
+
+    def _feed(self, lane: Lane) -> None:
+        """Gives an idle worker something to do, if there is anything."""
+        if lane.post.idle and not self._try_next(lane):
+            self._final_next(lane)
+
+    def _try_next(self, lane: Lane) -> bool:
+        """Hands out the next compiled candidate. False if there is nothing left to try."""
+        if self._search_over:
+            lane.tasks.clear()
+        task = next((each for each in lane.tasks if each.job.done()), None)
+        if task is None:
+            return bool(lane.tasks or self._askable(lane))
+        problem, config = task.target.problem, task.config
+        if self._prepared(lane, problem):
+            lane.tasks.remove(task)
+            lane.task = task
+            limit = ATTEMPT_SECONDS + LIMIT_LAUNCHES * predict(problem, config, self.gpu).seconds
+            lane.post.ask(Attempt(problem, config, result(task.job), task.target.best), limit)
+        return True
+
+    def _final_next(self, lane: Lane) -> None:
+        """Hands out the next final: the finalists are measured again, interleaved with the default."""
+        for target in lane.unfinished:
+            jobs = {config: self._submit(target.problem, config) for config in self._finalists(target)}
+            if not all(each.done() for each in jobs.values()):
+                return
+            configs = tuple(config for config, job in jobs.items() if not result(job).error)
+            if configs:
+                if self._prepared(lane, target.problem):
+                    self._show(lane, f"{target.problem}: finals")
+                    launches = LIMIT_LAUNCHES * sum(target.seconds[each] for each in configs)
+                    limit = ATTEMPT_SECONDS + 10 * FINAL_SECONDS + launches
+                    lane.post.ask(Final(target.problem, configs, FINAL_SECONDS), limit)
+                return
+            target.finished = True
+
+    def _finalists(self, target: Target) -> list[Config]:
+        """Configs for the final of ``target``; none where there is nothing new to decide."""
+        if target.skipped or not (target.tried or not self._had_final(target.problem)):
+            return []
+        return target.finalists()
+
+    def _had_final(self, problem: Problem) -> bool:
+        rows = self.store.measurements(problem=problem, gpu_key=self.gpu.key, status="ok", stage="final")
+        return any(each.source_digest == source_digest(problem.spec, each.config) for each in rows)
+
+    def _prepared(self, lane: Lane, problem: Problem) -> bool:
+        """Whether the worker has what ``problem`` needs; asks it to make that if not."""
+        if problem in lane.post.prepared:
+            return True
+        lane.post.ask(Prepare(problem), PREPARE_SECONDS)
+        return False
+
+    # What comes back
+
+    def _take(self, lane: Lane, reply: Reply) -> None:
+        request, answer = reply.request, reply.answer
+        target = next(each for each in lane.targets if each.problem == request.problem)
+        if isinstance(answer, Outcome):
+            self._settle(lane, answer)
+        elif isinstance(answer, Finished):
+            self._record_final(lane, target, answer)
+        elif isinstance(answer, Prepared) and not answer.missing:
+            lane.post.prepared.add(request.problem)
+        elif isinstance(answer, Prepared | Failed):
+            message = answer.missing if isinstance(answer, Prepared) else answer.message
+            self._drop(lane, target, request, "failed", message)
+        elif isinstance(answer, Died):
+            self._after_death(lane, target, request, answer)
+
+    def _after_death(self, lane: Lane, target: Target, request: Request, died: Died) -> None:
+        """Once more in the next worker, unless the request hung or has cost a worker before."""
+        self._deaths[request.key] += died.heard
+        self._show(lane, f"{target.problem}: {request.what}: {died.message}; another worker goes on")
+        if self._deaths[request.key] >= BLAMED_DEATHS or (died.hung and isinstance(request, Attempt)):
+            self._drop(lane, target, request, "timeout" if died.hung else "illegal_access", died.message)
+        elif lane.task is not None:
+            lane.tasks.insert(0, lane.task)
+            lane.task = None
+
+    def _drop(self, lane: Lane, target: Target, request: Request, status: str, message: str) -> None:
+        """Gives ``request`` up."""
+        if isinstance(request, Attempt):
+            self._settle(lane, Outcome(status=status, message=message))
+        elif isinstance(request, Prepare):
+            target.skip(message)
+            lane.tasks = [each for each in lane.tasks if each.target is not target]
+        else:
+            logger.warning("%s: there is no final on %s: %s", target.problem, lane.post.unit.name, message)
+            target.finished = True
+
+    def _settle(self, lane: Lane, outcome: Outcome) -> None:
+        """Records the outcome of what was being tried, while the worker has the next one."""
+        task, lane.task = lane.task, None
+        assert task is not None
+        evidence = lane.post.evidence
+        if lane.post.idle:
+            self._try_next(lane)
+        target, config = task.target, task.config
+        row = self.store.record(
+            measurement(
+                outcome, target.problem, config, self.gpu, result(task.job), evidence,
+                session=self.session, seed=self.seed,
+            )
+        )  # fmt: skip
+        ok = row.status == "ok"
+        if not ok:
+            self.failed[row.status] += 1
+        target.tell(config, row, outcome.seconds if ok else None)
+        self.meter.trials += 1
+        self._show(lane, f"{target.problem}: {config} {_text(outcome)}")
+
+    def _record_final(self, lane: Lane, target: Target, answer: Finished) -> None:
+        timings = {config: summarise(times) for config, times in answer.rounds.items()}
+        baseline = timings[target.default].median if target.default in timings else None
+        self.store.record_all(
+            measurement(
+                Outcome(
+                    status="ok",
+                    stage="final",
+                    timing=timing,
+                    clock_mhz=answer.clock_mhz,
+                    max_error=target.rows[config].max_error,
+                    rms_error=target.rows[config].rms_error,
+                ),
+                target.problem, config, self.gpu, result(self._submit(target.problem, config)), lane.post.evidence,
+                session=self.session, seed=self.seed, baseline=baseline,
+            )
+            for config, timing in timings.items()
+        )  # fmt: skip
+        target.finished = True
+
+    # Devices that are no more
+
+    def _leave_lost_devices(self) -> None:
+        """Problems of a device that was given up go on on the others."""
+        for lane in self._lanes:
+            if lane.post.lost and lane.post.lost not in self.lost:
+                self.lost.append(lane.post.lost)
+                self._show(lane, lane.post.lost)
+                left = [each for each in self._lanes if not each.post.lost]
+                if lane.unfinished and not left:
+                    raise NoDeviceLeftError(lane.post.lost)
+                for target in lane.unfinished:
+                    other = min(left, key=lambda each: len(each.unfinished))
+                    other.targets.append(target)
+                    other.tasks += [each for each in lane.tasks if each.target is target]
+                lane.targets = [each for each in lane.targets if each.finished]
+                lane.tasks.clear()
+
+    def _show(self, lane: Lane, text: str) -> None:
+        prefix = f"{lane.post.unit.name}: " if len(self._lanes) > 1 else ""
+        self.progress(Progress(1 - self.meter.left, prefix + text))
+
+
+def render(problem: Problem, config: Config) -> Source:
+    """The source of ``config`` for ``problem``."""
+    names = family(config.family).names(config, problem.spec)
+    return render_source(config.family, problem.spec, config, names)
+
+
+def _text(outcome: Outcome) -> str:
+    return f"{outcome.seconds * 1e3:.3f} ms" if outcome.seconds else outcome.status

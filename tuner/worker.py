@@ -1,0 +1,245 @@
+"""One device, one process: a worker that may die, what it can be asked, and what it answers.
+
+Requests and answers are values that travel over a pipe between processes of this program. The process that owns the
+device is started by spawn, sees no Ctrl-C, and ends with the session, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar, Protocol
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.render import Source
+
+from .build import Built, begin, interrupts_held
+from .trial import Bench, DeviceLostError, Evidence, Outcome
+
+
+class Unit(Protocol):
+    """A device that a worker can be given. It travels to the worker's process, which opens it there."""
+
+    @property
+    def name(self) -> str:
+        """As people know it, e.g. ``cuda:1``."""
+
+    @property
+    def uuid(self) -> str:
+        """Of the card, as in :class:`Evidence`."""
+
+    def open(self) -> Bench:
+        """In the worker: takes the device."""
+
+    def sources(self, problem: Problem) -> list[Source]:
+        """In the session: what the bench itself launches for ``problem``, to be compiled ahead like candidates."""
+
+
+# Requests
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Makes inputs and reference of ``problem``."""
+
+    what: ClassVar[str] = "the reference"
+    problem: Problem
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("prepare", self.problem)
+
+    def run(self, bench: Bench) -> Prepared:
+        return Prepared(bench.prepare(self.problem) or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Checks and times ``config``. ``best`` is the best median so far in seconds."""
+
+    problem: Problem
+    config: Config
+    built: Built
+    best: float | None
+
+    @property
+    def what(self) -> str:
+        return str(self.config)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("attempt", self.problem, self.config)
+
+    def run(self, bench: Bench) -> Outcome:
+        return bench.attempt(self.problem, self.config, self.built, self.best)
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """Times ``configs``, which have been correct, interleaved and for about ``seconds``."""
+
+    what: ClassVar[str] = "the final"
+    problem: Problem
+    configs: tuple[Config, ...]
+    seconds: float
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("final", self.problem)
+
+    def run(self, bench: Bench) -> Finished:
+        rounds = bench.finals(self.problem, self.configs, self.seconds)
+        return Finished(rounds, bench.clock_mhz())
+
+
+Request = Prepare | Attempt | Final
+"""``key`` is the same for each repetition of a request; ``what`` names it for people."""
+
+
+# Answers
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The device is open. The first answer of each worker, before it is asked anything."""
+
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """``missing`` says why the problem can't be measured here; empty if it can."""
+
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Seconds by round of each finalist, and the SM clock."""
+
+    rounds: Mapping[Config, list[float]]
+    clock_mhz: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request failed in a way that nobody foresaw; the worker is sound."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The last word of a worker whose device is of no more use to it."""
+
+    message: str
+
+
+Answer = Ready | Prepared | Outcome | Finished | Failed | Lost
+
+
+def answer(request: Request, bench: Bench) -> Answer:
+    """Runs ``request``: whatever goes wrong is an answer too."""
+    try:
+        return request.run(bench)
+    except DeviceLostError as error:
+        return Lost(str(error))
+    except Exception as error:
+        return Failed(_described(error))
+
+
+# The session's side
+
+
+class Worker(Protocol):
+    """A worker as its session sees it."""
+
+    connection: Connection
+    """Readable when there is an answer, and when there will be none any more."""
+
+    def send(self, request: Request) -> None:
+        """Raises :class:`OSError` if the worker is dying."""
+
+    def receive(self) -> Any:
+        """The next :data:`Answer`. Raises :class:`EOFError` or :class:`OSError` if the worker is dying."""
+
+    def kill(self) -> None:
+        """Ends the worker at once; :meth:`fate` tells when it is dead."""
+
+    def end(self) -> None:
+        """Ends the worker at once and forgets it."""
+
+    def fate(self) -> str:
+        """How the worker ended, for people; empty while it has not."""
+
+
+class ProcessWorker:
+    """Starts a process that opens ``unit``; :class:`OSError` if there can be none."""
+
+    def __init__(self, unit: Unit) -> None:
+        context = get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        leash, self._leash = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_serve, args=(unit, theirs, leash), daemon=True, name=f"flashtune {unit.name}"
+        )
+        try:
+            with interrupts_held():
+                self._process.start()
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            theirs.close()  # or the death of the worker would not close the pipe
+            leash.close()
+
+    def send(self, request: Request) -> None:
+        self.connection.send(request)
+
+    def receive(self) -> Any:
+        return self.connection.recv()
+
+    def kill(self) -> None:
+        self._process.kill()  # a kernel that hangs lets no gentler end through, and there is nothing to lose
+
+    def end(self) -> None:
+        if self._process.pid is not None:
+            self._process.kill()
+        self.connection.close()
+        self._leash.close()
+
+    def fate(self) -> str:
+        code = self._process.exitcode  # None until the last thread is gone, and with it all that it held of the device
+        if code is None:
+            return ""
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+
+def _serve(unit: Unit, connection: Connection, leash: Connection) -> None:
+    """A worker's life: opens the device, then answers until the session or the device is gone."""
+    begin(leash)
+    try:
+        bench = unit.open()
+        said: Answer = Ready(bench.evidence)
+    except Exception as error:
+        said = Lost(_described(error))
+    try:
+        connection.send(said)
+        while not isinstance(said, Lost):
+            said = answer(connection.recv(), bench)
+            connection.send(said)
+    except (EOFError, OSError):
+        pass  # the session is gone
+    finally:
+        os._exit(1)  # a broken CUDA context can't be tidied up, and a sound one ends with its process
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
