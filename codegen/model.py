@@ -2,10 +2,11 @@
 
 One SM at a time: its resident blocks share the tensor cores, the exponential unit, the float32 pipe, shared memory
 and the SM's share of L2 bandwidth. A step costs the busiest of these pipes plus a part of the others, which shrinks
-with the warps there are to overlap them. Tiles run in waves; the last wave has fewer blocks on an SM and is shorter.
+with the warps there are to overlap them, or what one block waits for in turn if that is longer. Tiles run in waves; the
+last wave has fewer blocks on an SM and is shorter.
 
-The constants are rough: from vendors' tables where noted, else set by hand near a first set of sm80_fwd configs timed
-on an H200 at 4096 tokens. They have not been fitted to the sweep in benchmarks/results/tune_h200_grid.jsonl.gz.
+What vendors' tables say is fixed; the rest, `Constants`, is fitted by benchmarks/fit_model.py to a sweep of sm80_fwd on
+an H200.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from .config import Config
-from .family import Resources, family
+from .family import Family, Resources, family
 from .gpu import Gpu
 from .problem import Problem
-from .work import Work, fp32_flops_clock
+from .work import Work
 
 Bound = Literal["tensor", "alu", "shared", "memory", "latency"]
 
@@ -27,26 +28,65 @@ REGISTER_UNIT = 256
 """Registers are given to warps in units of this many (same source)."""
 EXP_CLOCK = 16
 """Exponentials per clock and SM (same source)."""
+ISSUE_CLOCK = 128
+"""Lanes for which an SM starts an instruction per clock: 32 on each of its schedulers, however many float32 units
+there are (64 on sm_80, which matter to `Work.flops` that don't run on tensor cores)."""
 SHARED_CLOCK = 128
 """Bytes of shared memory per clock and SM (32 banks of 4 bytes)."""
 L2_CLOCK = 64
 """Bytes per clock that one SM gets from L2."""
-MEMORY_REACHED = 0.92
+MEMORY_REACHED = 0.89
 """Part of the nominal memory bandwidth that a copy reaches (4265 of 4800 GB/s on an H200, 0.93 on A100)."""
-CLOCK_REACHED = 0.9
-"""Part of the boost clock that is held under tensor load; H100-class chips at their power limit hold less."""
-EXPOSED = 0.45
-"""Part of the less busy pipes that a lone warp per scheduler can't overlap with the busiest; falls as 1/warps."""
-STEP_LATENCY = 100.0
-"""Clocks of a step that only other resident blocks can hide: barrier, row reductions, first fragment loads."""
-LOAD_LATENCY = 200.0
-"""Clocks from asking L2 for a key block until its first byte can be used."""
-TILE_LATENCY = 2500.0
-"""Clocks of a tile outside its steps: index arithmetic, Q and first K load, normalising, output."""
+CLOCK_REACHED = 0.97
+"""Part of the boost clock that is held in short runs (1920 of 1980 MHz on an H200); under lasting load it is less."""
 LAUNCH_SECONDS = 2.5e-6
 """From the start of a launch to the first block running, and the drain at the end."""
 SCHEDULERS = 4
 """Warp schedulers of an SM."""
+SPILL_MARGIN = 1.1
+"""By so much a config that spills must be predicted faster to be chosen unmeasured: what spills cost was fitted on one
+chip, where they cost little."""
+SHARPNESS = 4
+"""Of the soft maximum of throughput and latency: near their balance both cost some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What no table says. Latencies in clocks, the rest are factors."""
+
+    exposed: float
+    """Part of the less busy pipes that a lone warp per scheduler can't overlap with the busiest; falls as 1/warps."""
+    chained: float
+    """Part of the less busy pipes that a block waits for when it has the SM to itself."""
+    shared: float
+    """Clocks that shared memory is busy per nominal clock: below 1, as reads hide behind matrix products well."""
+    spill: float
+    """Clocks of a spilled byte per clock of a byte in shared memory."""
+    step_latency: float
+    """Clocks of a block's step in which it does nothing: barriers, row reductions, first fragment loads."""
+    load_latency: float
+    """Further such clocks, over the number of stages: keys and values that have not arrived."""
+    tile_latency: float
+    """Clocks of a tile outside its steps: index arithmetic, Q and first K load, normalising, output."""
+    uneven: float
+    """Part of what the longest tile has above the mean by which SMs end apart; causal tiles start longest first in
+    each head, not over all."""
+    memory_exposed: float
+    """Part of the shorter of on-chip time and memory time that the longer doesn't hide; caches start cold."""
+
+
+CONSTANTS = Constants(
+    exposed=0.4726,
+    chained=0.1076,
+    shared=0.7452,
+    spill=2.39,
+    step_latency=1017.0,
+    load_latency=260.6,
+    tile_latency=462.1,
+    uneven=0.9823,
+    memory_exposed=0.6719,
+)
+"""The fit to all groups in benchmarks/results/model_fit.json; a test compares them."""
 
 
 class Facts(Protocol):
@@ -81,16 +121,35 @@ class Estimate:
         )
 
 
-def predict(problem: Problem, config: Config, gpu: Gpu, compiled: Facts | None = None) -> Estimate:
-    """Expected time of ``config``, which must be legal. ``compiled`` replaces the estimated registers by real ones."""
-    kind = family(config.family)
+def predict(
+    problem: Problem,
+    config: Config,
+    gpu: Gpu,
+    compiled: Facts | None = None,
+    *,
+    constants: Constants = CONSTANTS,
+    kind: Family | None = None,
+) -> Estimate:
+    """Expected time of ``config``, which must be legal. ``compiled`` has real registers and spills for expected ones.
+
+    ``kind``: the family with other costs than it ships with, for fitting.
+    """
+    kind = kind or family(config.family)
     work = kind.work(config, problem, gpu)
     needs = kind.resources(config, problem.spec)
     if compiled is not None:
         shared = needs.shared_memory + compiled.static_shared_bytes
         needs = Resources(needs.threads, shared, compiled.registers)
-    spilled = compiled.spill_bytes if compiled is not None else 0
-    return estimate(problem, work, needs, gpu, spilled)
+        spilled = compiled.spill_bytes
+    else:
+        needs = Resources(needs.threads, needs.shared_memory, work.registers or needs.registers)
+        spilled = work.spill_bytes
+    return estimate(problem, work, needs, gpu, spilled, constants)
+
+
+def preference(estimate: Estimate, spill_bytes: int) -> float:
+    """What to order configs by where the first is used unmeasured; less is better. Seconds, but for `SPILL_MARGIN`."""
+    return estimate.seconds * (SPILL_MARGIN if spill_bytes else 1.0)
 
 
 def blocks_per_sm(needs: Resources, gpu: Gpu) -> int:
@@ -103,20 +162,22 @@ def blocks_per_sm(needs: Resources, gpu: Gpu) -> int:
     return min(by_registers, by_shared, gpu.max_threads_sm // (warps * 32), gpu.max_blocks_sm)
 
 
-def estimate(problem: Problem, work: Work, needs: Resources, gpu: Gpu, spilled: int = 0) -> Estimate:
+def estimate(
+    problem: Problem, work: Work, needs: Resources, gpu: Gpu, spilled: int = 0, constants: Constants = CONSTANTS
+) -> Estimate:
     """The model proper, for counts that are already known. ``spilled``: bytes per thread, stores and loads."""
     resident = max(1, blocks_per_sm(needs, gpu))
     slots = resident * gpu.num_sms
+    used = min(resident, -(-work.tiles // gpu.num_sms))
     full, rest = divmod(work.tiles, slots)
-    sm = _Sm(work, needs, gpu, spilled)
+    sm = _Sm(work, needs, spilled, constants)
     clocks = full * sm.wave(resident)
     if rest:
         clocks += sm.wave(-(-rest // gpu.num_sms))
-    clocks = max(clocks, sm.alone())
+    clocks = max(clocks + constants.uneven * (work.longest - work.steps) * sm.step(used), sm.alone())
     on_chip = clocks / (gpu.clock_mhz * 1e6 * CLOCK_REACHED)
     memory = problem.min_bytes / (gpu.bandwidth_gb_s * 1e9 * MEMORY_REACHED)
-    seconds = max(on_chip, memory) + LAUNCH_SECONDS
-    used = min(resident, -(-work.tiles // gpu.num_sms))
+    seconds = max(on_chip, memory) + constants.memory_exposed * min(on_chip, memory) + LAUNCH_SECONDS
     bound: Bound = "memory" if memory > on_chip else sm.bound(used)
     return Estimate(seconds, bound, resident, work.tiles / slots, problem.flops / seconds / 1e12)
 
@@ -124,43 +185,45 @@ def estimate(problem: Problem, work: Work, needs: Resources, gpu: Gpu, spilled: 
 class _Sm:
     """One SM: clocks that its pipes need for one step of one block."""
 
-    def __init__(self, work: Work, needs: Resources, gpu: Gpu, spilled: int) -> None:
+    def __init__(self, work: Work, needs: Resources, spilled: int, constants: Constants) -> None:
         self.work = work
+        self.constants = constants
         self.warps = -(-needs.threads // 32)
+        self.narrow = max(1.0, SCHEDULERS / self.warps)
+        """Times as long that a block takes that has fewer warps than there are schedulers, each with its own pipes."""
         products = work.flops / work.flops_clock
-        alu = work.alu / (fp32_flops_clock(gpu) / 2)
-        spill_bytes = spilled * needs.threads  # as if all of it were in the loop; through the same data path
+        alu = work.alu / ISSUE_CLOCK + work.exponentials / EXP_CLOCK
+        spill_bytes = constants.spill * spilled * needs.threads  # as if all of it were in the loop
         self.pipes: dict[Bound, float] = {
             "tensor": products if work.tensor else 0.0,
-            "alu": max(work.exponentials / EXP_CLOCK, alu + (0.0 if work.tensor else products)),
-            "shared": (work.shared_bytes + spill_bytes) / SHARED_CLOCK,
+            "alu": alu + (0.0 if work.tensor else products),
+            "shared": (constants.shared * work.shared_bytes + spill_bytes) / SHARED_CLOCK,
             "memory": work.step_bytes / L2_CLOCK,
         }
         self.busiest = max(self.pipes.values())
         self.others = sum(self.pipes.values()) - self.busiest
+        waiting = constants.step_latency + constants.load_latency / max(1, work.stages)
+        if not work.stages:
+            waiting += self.pipes["memory"]
+        self.chain = self.narrow * (self.busiest + constants.chained * self.others) + waiting
+        self.masking = work.masked_alu / ISSUE_CLOCK + work.masked_shared_bytes / SHARED_CLOCK
+        self.ends = work.tile_bytes / L2_CLOCK
 
     def step(self, resident: int) -> float:
-        """Clocks after which one more step is done, with ``resident`` blocks taking turns."""
-        return max(self.busiest + self._exposed(resident), self._latency(self.busiest) / resident)
-
-    def _exposed(self, resident: int) -> float:
+        """Clocks in which each of ``resident`` blocks gets one step further."""
         warps = max(1.0, resident * self.warps / SCHEDULERS)
-        return self.others * EXPOSED / warps
-
-    def _latency(self, own: float) -> float:
-        """Clocks of one block's step from start to end: its own pipes in turn, and waiting."""
-        busy = own + self.others * EXPOSED + STEP_LATENCY
-        ahead = max(0.0, self.work.stages - 0.5) * busy
-        return busy + max(0.0, LOAD_LATENCY + self.pipes["memory"] - ahead)
+        turn = self.busiest + self.others * self.constants.exposed / warps
+        return _soft_max(max(resident, self.narrow) * turn, self.chain)
 
     def wave(self, resident: int) -> float:
         """Clocks until ``resident`` mean tiles that start together are done."""
-        tile = TILE_LATENCY / resident + self.work.tile_bytes / L2_CLOCK
-        return resident * (self.work.steps * self.step(resident) + tile)
+        tile = self.constants.tile_latency + resident * (self.ends + self.work.masked * self.masking)
+        return self.work.steps * self.step(resident) + tile
 
     def alone(self) -> float:
         """Clocks of the longest tile with an SM to itself: no schedule is shorter."""
-        return self.work.longest * self.step(1) + TILE_LATENCY + self.work.tile_bytes / L2_CLOCK
+        tile = self.constants.tile_latency + self.ends + self.work.masked * self.masking
+        return self.work.longest * self.step(1) + tile
 
     def bound(self, resident: int) -> Bound:
         """The busiest pipe if it is busy most of the time, else latency."""
@@ -168,3 +231,8 @@ class _Sm:
         if busy < self.wave(resident) / 2:
             return "latency"
         return max(self.pipes, key=lambda name: self.pipes[name])
+
+
+def _soft_max(first: float, second: float) -> float:
+    larger, smaller = max(first, second), min(first, second)
+    return float(larger * (1 + (smaller / larger) ** SHARPNESS) ** (1 / SHARPNESS))

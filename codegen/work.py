@@ -41,6 +41,16 @@ class Work:
     stages: int
     """Blocks of K (and of V) in shared memory at once. With 1, K is loaded while V is used and V while K is; 0 means
     that loads are waited for at once."""
+    masked: float = 0.0
+    """Mean steps of a tile whose keys not every row sees: they do what follows beside the rest."""
+    masked_alu: int = 0
+    """Per masked step: further operations, per lane."""
+    masked_shared_bytes: int = 0
+    """Per masked step: further bytes through shared memory."""
+    registers: int = 0
+    """Per thread, as the compiler is expected to give them; 0: as `Resources` estimates."""
+    spill_bytes: int = 0
+    """Per thread, stores and loads: what the compiler is expected to spill."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -56,6 +66,22 @@ def walk(problem: Problem, block_m: int, block_n: int) -> tuple[float, int]:
                for tile in range(0, tiles, stride)]  # fmt: skip
     last = _visible(problem.seqlen_k, block_n, blocks)
     return sum(visited) / len(visited), max(max(visited), last)
+
+
+@functools.lru_cache(maxsize=4096)
+def masked(problem: Problem, block_m: int, block_n: int) -> float:
+    """Mean over the tiles of one head: key blocks that a tile of ``block_m`` rows visits and not all its rows see."""
+    tiles = -(-problem.seqlen_q // block_m)
+    blocks = -(-problem.seqlen_k // block_n)
+    whole = problem.seqlen_k // block_n
+    if not problem.causal:
+        return float(blocks - whole)
+    offset = problem.seqlen_k - problem.seqlen_q
+    stride = max(1, tiles // 4096)
+    counts = [_visible(min((tile + 1) * block_m, problem.seqlen_q) + offset, block_n, blocks)
+              - min(whole, max(0, tile * block_m + 1 + offset) // block_n)
+              for tile in range(0, tiles, stride)]  # fmt: skip
+    return sum(counts) / len(counts)
 
 
 def _visible(keys: int, block_n: int, blocks: int) -> int:

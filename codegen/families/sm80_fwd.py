@@ -10,17 +10,28 @@ from ..config import Config, parameter
 from ..family import Family, Resources, register_cap, too_large
 from ..gpu import Gpu
 from ..problem import Problem, Spec
-from ..work import Work, tensor_flops_clock, walk
+from ..work import Work, masked, tensor_flops_clock, walk
 
 _ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
 _MMA_SYNC_SHARE = {9: 0.62, 10: 0.31}
 """Share of a chip's tensor rate that mma.sync reaches, by major capability, where newer instructions reach more.
 Hopper: as microbenchmarks report; 10.x: assumed to do per clock what Hopper does; not measured."""
 
-_ALU_PER_SCORE = 3.5
-"""Maximum, multiply-add, sum and half a conversion."""
-_ALU_PER_THREAD = 200
-"""Per step: addresses, copies, references, loop; read off SASS."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Arithmetic beside the matrix products and exponentials, in operations per lane."""
+
+    alu_per_score: float
+    """Scale, maximum, sum, conversion, and what the compiler adds."""
+    alu_per_thread: float
+    """Per step: addresses, copies, references, loop."""
+    masked_alu_per_score: float
+    """In steps that the mask cuts: compare and select."""
+
+
+COSTS = Costs(alu_per_score=7.877, alu_per_thread=170.5, masked_alu_per_score=6.154)
+"""Fitted together with the model's constants; see `model.CONSTANTS`."""
 
 _WORKING_REGISTERS = 20
 """Registers beside accumulators and operands: addresses, softmax state, fragments in flight. A lower bound."""
@@ -50,6 +61,9 @@ class Sm80Fwd(Family):
     name = "sm80_fwd"
     config_type = Sm80FwdConfig
     entry = "sm80_fwd"
+
+    def __init__(self, costs: Costs = COSTS) -> None:
+        self.costs = costs
 
     def unsupported(self, spec: Spec, gpu: Gpu) -> str | None:
         if gpu.capability < (8, 0):
@@ -115,6 +129,7 @@ class Sm80Fwd(Family):
         keys_values = 2 * n * padded * 2
         queries = 0 if config.q_in_registers else m * padded * 2
         share = _MMA_SYNC_SHARE.get(gpu.capability[0], 1.0)
+        registers, spilled = self._expected(config, problem.spec)
         return Work(
             tiles=self.tiles(config, problem),
             steps=steps,
@@ -123,9 +138,22 @@ class Sm80Fwd(Family):
             flops_clock=share * tensor_flops_clock(gpu),
             tensor=True,
             exponentials=m * n,
-            alu=int(_ALU_PER_SCORE * m * n) + _ALU_PER_THREAD * threads,
+            alu=int(self.costs.alu_per_score * m * n + self.costs.alu_per_thread * threads),
             shared_bytes=keys_values * (config.num_warps + 1) + queries,
             step_bytes=2 * n * problem.head_dim * 2,
             tile_bytes=2 * m * problem.head_dim * 2,
             stages=config.num_stages,
+            masked=masked(problem, m, n),
+            masked_alu=int(self.costs.masked_alu_per_score * m * n),
+            masked_shared_bytes=n * padded * 2,
+            registers=registers,
+            spill_bytes=spilled,
         )
+
+    def _expected(self, config: Sm80FwdConfig, spec: Spec) -> tuple[int, int]:
+        """Registers and spilled bytes per thread that the compiler is expected to give; as it did for sm_90."""
+        least = self.resources(config, spec).registers
+        cap = register_cap(32 * config.num_warps, config.blocks_per_sm)
+        free = least + 46 + spec.head_dim // 16  # it takes more than it must while there are some
+        short = least + 32 + spec.head_dim // 6 - cap
+        return min(cap, free), max(0, 5 * (short - 5) // 2)

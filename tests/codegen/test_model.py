@@ -1,17 +1,28 @@
-"""The model need not be right, but it must order things sanely."""
+"""The model must order things sanely, and choose well where a sweep says what would have been best."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from flashtune.codegen import model
+from flashtune.codegen.compile import compile_source
+from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
 from flashtune.codegen.family import Resources
-from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem
-from flashtune.codegen.work import Work, tensor_flops_clock, walk
+from flashtune.codegen.render import render_source
+from flashtune.codegen.work import Work, masked, tensor_flops_clock, walk
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 CHIP = Gpu(
     name="test-chip",
@@ -86,6 +97,20 @@ def test_walk_counts_the_blocks_that_hold_a_visible_key(rows: int, keys: int, ca
     assert longest == max(counts)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (64, 64), (129, 1000), (1000, 129), (5, 0), (257, 257)])
+def test_masked_counts_the_blocks_that_not_every_row_sees(rows: int, keys: int, causal: bool) -> None:
+    problem = Problem(batch=1, seqlen_q=rows, seqlen_k=keys, causal=causal, **BASE)
+    counts = []
+    for first in range(0, rows, 64):
+        last_row = min(first + 64, rows) - 1
+        all_see, one_sees = ({key for key in range(keys) if not causal or key <= row + keys - rows}
+                             for row in (first, last_row))  # fmt: skip
+        visited = {key // 32 for key in one_sees}
+        counts.append(sum(not set(range(32 * block, 32 * block + 32)) <= all_see for block in visited))
+    assert masked(problem, 64, 32) == pytest.approx(sum(counts) / len(counts))
+
+
 def test_more_stages_are_never_slower_at_equal_occupancy() -> None:
     times = [seconds(stages=stages) for stages in (0, 1, 2, 3)]
     assert times == sorted(times, reverse=True)
@@ -106,6 +131,17 @@ def test_more_of_anything_is_never_faster(name: str) -> None:
 
 def test_spills_cost_time() -> None:
     assert seconds(spilled=400) > seconds()
+
+
+def test_masked_steps_cost_time() -> None:
+    assert seconds(masked=2.0, masked_alu=10**5, masked_shared_bytes=10**4) > seconds()
+    assert seconds(masked=0.0, masked_alu=10**5, masked_shared_bytes=10**4) == seconds()
+
+
+def test_a_config_that_spills_must_promise_more_to_be_chosen() -> None:
+    plain = model.estimate(LONG, work_of(LONG), NEEDS, CHIP)
+    assert model.preference(plain, 0) == plain.seconds
+    assert model.preference(plain, 4) == plain.seconds * model.SPILL_MARGIN
 
 
 def test_causal_costs_more_than_half_and_less_than_all_of_full() -> None:
@@ -151,3 +187,99 @@ def test_few_queries_against_many_keys_are_bound_by_memory() -> None:
     work = dataclasses.replace(work_of(decode, block_m=16), step_bytes=0, flops=0, alu=0, exponentials=0)
     work = dataclasses.replace(work, shared_bytes=0, stages=8)
     assert model.estimate(decode, work, NEEDS, CHIP).bound == "memory"
+
+
+@functools.cache
+def check() -> ModuleType:
+    """benchmarks/model_check.py, which is no package."""
+    where = importlib.util.spec_from_file_location("model_check", BENCHMARKS / "model_check.py")
+    assert where is not None
+    assert where.loader is not None
+    module = sys.modules["model_check"] = importlib.util.module_from_spec(where)
+    where.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def sweep() -> list[Any]:
+    rows: list[Any] = check().read_sweep()
+    return rows
+
+
+@functools.cache
+def fits() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(check().FITS.read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_sweep_covers_the_grid_and_is_of_bounded_size() -> None:
+    configs: dict[Any, set[Any]] = {}
+    for row in sweep():
+        configs.setdefault(row.problem.spec, set()).add(row.config)
+    assert len({row.problem for row in sweep()}) == 36
+    assert len(configs) == 6
+    assert all(90 <= len(each) <= 500 for each in configs.values())
+
+
+def test_what_ships_is_the_fit_to_the_whole_sweep() -> None:
+    assert len(sweep()) == fits()["rows"]
+    assert check().Fit().values() == fits()["all"]
+
+
+def test_the_shipped_model_chooses_near_the_best_measured() -> None:
+    summary = check().score(sweep(), check().Fit()).summary()
+    assert summary == fits()["scores"]["all"]
+    assert summary["chosen"]["geomean"] >= 0.95
+    assert summary["compiled"]["geomean"] >= 0.95
+    assert summary["ranked"]["geomean"] >= 0.90
+
+
+def test_the_model_chooses_well_for_a_group_left_out_of_its_fit() -> None:
+    scores: dict[str, dict[Any, float]] = {}
+    assert set(fits()["without"]) == {check().group(row.problem) for row in sweep()}
+    for name, values in fits()["without"].items():
+        unseen = [row for row in sweep() if check().group(row.problem) == name]
+        found = check().score(unseen, check().Fit.of(values))
+        for way in ("ranked", "compiled", "chosen"):
+            scores.setdefault(way, {}).update(getattr(found, way))
+    assert all(len(each) == 36 for each in scores.values())
+    means = {way: check().geomean(each.values()) for way, each in scores.items()}
+    assert means["chosen"] >= 0.95
+    assert min(scores["chosen"].values()) >= 0.85
+    assert means["ranked"] >= 0.90
+    stored = fits()["scores"]["left out"]
+    assert {way: round(mean, 4) for way, mean in means.items()} == {
+        way: each["geomean"] for way, each in stored.items()
+    }
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("name", ["a100", "a10", "rtx-4090", "rtx-5090"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_chosen_for_a_card_compiles_without_spills_and_fits(name: str, head_dim: int, causal: bool) -> None:
+    """No slower than `SPILL_MARGIN` times the fastest estimate, so no config that spills is preferred to it."""
+    gpu, rules = gpu_by_alias(name), Sm80Fwd()
+    heads = 2048 // head_dim
+    problem = Problem(
+        dtype="bfloat16", head_dim=head_dim, batch=4, seqlen_q=4096, seqlen_k=4096, num_heads=heads, num_heads_kv=heads,
+        causal=causal,
+    )  # fmt: skip
+    legal, _ = rules.enumerate(problem.spec, gpu)
+    expected = {each: model.predict(problem, each, gpu) for each in legal}
+    fastest = min(each.seconds for each in expected.values())
+    spills = {each: rules.work(each, problem, gpu).spill_bytes for each in legal}
+    order = sorted(legal, key=lambda each: (model.preference(expected[each], spills[each]), each.key))
+    for config in order[:8]:
+        assert isinstance(config, Sm80FwdConfig)
+        source = render_source(rules.name, problem.spec, config, rules.names(config, problem.spec))
+        built = compile_source(source, gpu.arch)
+        estimate = model.predict(problem, config, gpu, built)
+        if not built.spill_bytes and estimate.seconds <= fastest * model.SPILL_MARGIN:
+            break
+    else:
+        pytest.fail(f"none of the 8 best-ranked, such as {order[0]}, compiles without spills and is fast")
+    needs = rules.resources(config, problem.spec)
+    shared = needs.shared_memory + built.static_shared_bytes
+    assert shared <= gpu.shared_memory_block
+    assert model.blocks_per_sm(Resources(needs.threads, shared, built.registers), gpu) >= config.blocks_per_sm
