@@ -1,14 +1,14 @@
 """The one thread of a measured run: asks, compiles ahead, hands out to the devices, records what they answer.
 
-Nothing here waits for one device alone, and nothing that a device answered is held back: the next candidate goes out,
-the answer is stored, and only then is anything asked for or compiled.
+Storing a row and asking for a config each take about 10 ms, as long as a good part of a trial. So an idle device is
+handed the next candidate before either, and between any two of them; rows come before asking.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -93,6 +93,8 @@ class Coordinator:
         self.lost: list[str] = []
         """Why devices were given up."""
         self._lanes: list[Lane] = []
+        self._outcomes: deque[tuple[Lane, Task, Outcome]] = deque()
+        """Not stored yet: one for each device at most, as long as rows come before asking."""
         self._deaths: Counter[tuple[object, ...]] = Counter()
         self._finals_part = 0.0
 
@@ -107,31 +109,36 @@ class Coordinator:
                 for lane in self._lanes:
                     if reply := lane.post.poll():
                         self._take(lane, reply)
-            self._leave_lost_devices()
-            for lane in self._lanes:
-                self._feed(lane)
-            asked = [self._ask(lane) for lane in self._lanes]  # one each, so that no device waits for all of them
-            if not any(asked):
+                self._leave_lost_devices()
+                for lane in self._lanes:
+                    self._feed(lane)
+                recorded = self._record_next()
+            if not recorded and not self._ask():
                 waiting = any(lane.post.idle and lane.unfinished for lane in self._lanes)
                 wait_for_posts(
                     (lane.post for lane in self._lanes if not lane.post.lost),
                     COMPILING_SECONDS if waiting else WATCH_SECONDS,
                 )
 
+    def record_all(self) -> None:
+        """Stores what has been measured and is not stored yet, where the run ends early."""
+        with interrupts_held():
+            while self._record_next():
+                pass
+
     # Asking and compiling
 
-    def _ask(self, lane: Lane) -> bool:
-        """Asks for one config, if the lane is short of them. False if it needs no other now."""
-        if len(lane.tasks) >= max(2, math.ceil(2 * self.builder.workers / len(self._lanes))):
-            return False
-        askable = self._askable(lane)
-        if not askable:
-            return False
-        target = min(askable, key=lambda each: each.asked)
-        config = target.ask()
-        if config is not None:
-            lane.tasks.append(Task(target, config, self._submit(target.problem, config)))
-        return True
+    def _ask(self) -> bool:
+        """Asks for one config for the device that is shortest of them. False if none needs any now."""
+        enough = max(2, math.ceil(2 * self.builder.workers / len(self._lanes)))
+        for lane in sorted(self._lanes, key=lambda each: len(each.tasks)):
+            if len(lane.tasks) < enough and (askable := self._askable(lane)):
+                target = min(askable, key=lambda each: each.asked)
+                config = target.ask()
+                if config is not None:
+                    lane.tasks.append(Task(target, config, self._submit(target.problem, config)))
+                return True
+        return False
 
     def _askable(self, lane: Lane) -> list[Target]:
         trials = self.meter.budget.trials
@@ -156,7 +163,7 @@ class Coordinator:
 
     def _feed(self, lane: Lane) -> None:
         """Gives an idle worker something to do, if there is anything."""
-        if lane.post.idle and not self._try_next(lane):
+        if lane.post.idle and not self._try_next(lane) and not self._outcomes:
             self._final_next(lane)
 
     def _try_next(self, lane: Lane) -> bool:
@@ -211,6 +218,8 @@ class Coordinator:
 
     def _take(self, lane: Lane, reply: Reply) -> None:
         request, answer = reply.request, reply.answer
+        if not isinstance(answer, Died):
+            self._deaths.pop(request.key, None)  # a worker does make the same preparations as the one before
         target = next(each for each in lane.targets if each.problem == request.problem)
         if isinstance(answer, Outcome):
             self._settle(lane, answer)
@@ -246,16 +255,19 @@ class Coordinator:
             target.finished = True
 
     def _settle(self, lane: Lane, outcome: Outcome) -> None:
-        """Records the outcome of what was being tried, while the worker has the next one."""
-        task, lane.task = lane.task, None
-        assert task is not None
-        evidence = lane.post.evidence
-        if lane.post.idle:
-            self._try_next(lane)
+        assert lane.task is not None
+        self._outcomes.append((lane, lane.task, outcome))
+        lane.task = None
+
+    def _record_next(self) -> bool:
+        """Stores the oldest outcome that is not stored yet; False if there is none."""
+        if not self._outcomes:
+            return False
+        lane, task, outcome = self._outcomes.popleft()
         target, config = task.target, task.config
         row = self.store.record(
             measurement(
-                outcome, target.problem, config, self.gpu, result(task.job), evidence,
+                outcome, target.problem, config, self.gpu, result(task.job), lane.post.evidence,
                 session=self.session, seed=self.seed,
             )
         )  # fmt: skip
@@ -265,6 +277,7 @@ class Coordinator:
         target.tell(config, row, outcome.seconds if ok else None)
         self.meter.trials += 1
         self._show(lane, f"{target.problem}: {config} {_text(outcome)}")
+        return True
 
     def _record_final(self, lane: Lane, target: Target, answer: Finished) -> None:
         timings = {config: summarise(times) for config, times in answer.rounds.items()}

@@ -61,7 +61,7 @@ def measure_problems(
         spaces: dict[Problem, list[Space]] = {}
         for problem in problems:
             progress(Progress(0.0, f"{problem}: listing configs"))
-            spaces[problem] = _spaces(problem, gpu, families(problem), rejected)
+            spaces[problem] = search_spaces(problem, gpu, families(problem), rejected)
             for source in units[0].sources(problem):
                 builder.submit(source)
         costs = [trial_seconds(_fastest(each)) for each in spaces.values()]
@@ -76,6 +76,7 @@ def measure_problems(
     finally:
         for post in posts:
             post.end()
+        run.record_all()
     return Report(
         gpu=gpu,
         measured=True,
@@ -90,7 +91,7 @@ def measure_problems(
     )
 
 
-def _spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], rejected: Counter[str]) -> list[Space]:
+def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], rejected: Counter[str]) -> list[Space]:
     """What is searched, the preferred family first; what is not legal is counted in ``rejected``."""
     spaces = [space for each in families if len(space := make_space(problem, gpu, each))]
     for space in spaces:

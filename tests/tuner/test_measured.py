@@ -204,6 +204,26 @@ def test_a_problem_whose_reference_costs_two_workers_is_skipped(path: Path) -> N
     assert bench.opened == 3
 
 
+def test_deaths_over_a_reference_that_was_made_in_between_do_not_add_up(path: Path) -> None:
+    class Unlucky(FakeBench):
+        prepared = 0
+
+        def prepare(self, problem: Problem) -> str | None:
+            self.prepared += 1
+            if self.prepared in (2, 5):
+                raise DeviceLostError("killed for reasons of its own")
+            return None
+
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number in (3, 6):
+            raise DeviceLostError("killed for reasons of its own")
+        return None
+
+    report = run(path, [PROBLEM], 10, bench=Unlucky(outcome=outcome))
+    assert report.failed == {}
+    assert report.rows[0].tried == 10
+
+
 def test_an_unforeseen_error_of_a_candidate_is_a_failure_of_that_candidate(path: Path) -> None:
     def outcome(config: Config, number: int) -> Outcome | None:
         if number == 2:

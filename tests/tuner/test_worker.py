@@ -165,9 +165,9 @@ def test_two_devices_take_half_the_time_of_one(tmp_path: Path) -> None:
     problems = [problem(512), problem(1024), problem(2048), problem(4096)]
     spans = []
     for count in (1, 2):
-        units = [FakeUnit(f"unit-{each}", tmp_path / f"log-{count}", {}, 0.05) for each in range(count)]
-        report = tune(tmp_path / f"{count}.db", problems, units, "80")
-        assert report.tried == 80
+        units = [FakeUnit(f"unit-{each}", tmp_path / f"log-{count}", {}, 0.2) for each in range(count)]
+        report = tune(tmp_path / f"{count}.db", problems, units, "32")
+        assert report.tried == 32
         times = [each.time for each in units[0].lines("attempt", "done", "final")]
         spans.append(max(times) - min(times))
     assert spans[1] <= 0.65 * spans[0], spans
@@ -279,8 +279,8 @@ def test_killing_the_session_ends_its_workers_and_the_next_run_goes_on(
     before = settled(path)
     done = {(each.problem, each.config) for each in unit.lines("done")}
     kept = {(each.key, str(config)) for each, config in before}
-    assert len(done - kept) <= 2, "more than what was on its way"
-    assert len(kept) >= 38
+    assert len(done - kept) <= 4, "for each device one that is being stored and one behind it"
+    assert len(kept) >= 36
     units = [unit, FakeUnit("unit-1", log)]
     report = tune(path, [problem(512), problem(1024)], units, "60")
     assert sum(row.known for row in report.rows) == before.total()
@@ -296,5 +296,5 @@ def test_ctrl_c_answers_at_once_with_what_is_known(session: subprocess.Popen[str
     interrupted, tried, found = said.split(maxsplit=2)
     assert interrupted == "True"
     assert found == "[True, True]\n"
-    assert settled(path).total() == int(tried) >= 38
+    assert settled(path).total() == int(tried) >= 36
     assert_all_gone(FakeUnit("", log).lines())
