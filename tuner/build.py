@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -20,11 +21,16 @@ from flashtune.errors import CompileError, FlashtuneError
 
 MAX_WORKERS = 16
 """Each takes a few hundred MB."""
+MAX_DEATHS = 3
+"""Pools in a row that may break before they have compiled anything, and pools that may break with a source in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """Facts of one compiled source; the cubin is in the disk cache. ``error`` is empty where it compiled."""
+    """Facts of one compiled source; the cubin is in the disk cache. ``error`` is empty where it compiled.
+
+    ``crashed`` tells an error that may be another source's fault, or the machine's, from one of the compiler.
+    """
 
     digest: str
     registers: int = 0
@@ -32,6 +38,7 @@ class Built:
     static_shared_bytes: int = 0
     nvrtc: str = ""
     error: str = ""
+    crashed: bool = False
 
 
 class Builder(Protocol):
@@ -40,35 +47,63 @@ class Builder(Protocol):
     workers: int
 
     def submit(self, source: Source) -> Future[Built]:
-        """Compiles ``source``; equal sources share one job."""
+        """Compiles ``source``; equal sources share one job. One that is :func:`broken` is replaced."""
 
     def close(self) -> None:
         """Drops all jobs that are not done, at once."""
 
 
 class ProcessBuilder:
-    """Compiles for ``arch`` in up to ``workers`` processes."""
+    """Compiles for ``arch`` in up to ``workers`` processes. If one dies, all are replaced."""
 
     def __init__(self, arch: str, workers: int) -> None:
         self.arch = arch
         self.workers = min(workers, MAX_WORKERS)
         self._jobs: dict[str, Future[Built]] = {}
-        context = get_context("spawn")
-        leash, self._leash = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(self.workers, context, initializer=begin, initargs=(leash,))
+        self._tries: Counter[str] = Counter()
+        self._barren = 0
+        self._open_pool()
 
     def submit(self, source: Source) -> Future[Built]:
-        if source.digest not in self._jobs:
-            try:
-                with interrupts_held():
-                    self._jobs[source.digest] = self._pool.submit(build, source, self.arch)
-            except BrokenProcessPool as error:
-                raise _broken() from error
-        return self._jobs[source.digest]
+        job = self._jobs.get(source.digest)
+        if job is None or broken(job):
+            job = self._jobs[source.digest] = self._start(source)
+        return job
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._leash.close()
+
+    def _start(self, source: Source) -> Future[Built]:
+        if self._tries[source.digest] == MAX_DEATHS:
+            job: Future[Built] = Future()
+            error = f"a compile worker died {MAX_DEATHS} times over it, or over another source beside it"
+            job.set_result(Built(digest=source.digest, error=error, crashed=True))
+            return job
+        self._tries[source.digest] += 1
+        while True:
+            try:
+                with interrupts_held():
+                    job = self._pool.submit(build, source, self.arch)
+            except BrokenProcessPool as error:
+                self._replace_pool(error)
+            else:
+                self._present.append(job)
+                return job
+
+    def _open_pool(self) -> None:
+        context = get_context("spawn")
+        leash, self._leash = context.Pipe(duplex=False)
+        self._present: list[Future[Built]] = []
+        self._pool = ProcessPoolExecutor(self.workers, context, initializer=begin, initargs=(leash,))
+
+    def _replace_pool(self, error: BrokenProcessPool) -> None:
+        fruitful = any(each.done() and not broken(each) for each in self._present)
+        self._barren = 0 if fruitful else self._barren + 1
+        if self._barren == MAX_DEATHS:
+            raise _broken() from error
+        self.close()
+        self._open_pool()
 
 
 def build(source: Source, arch: str) -> Built:
@@ -92,6 +127,11 @@ def result(job: Future[Built]) -> Built:
         return job.result()
     except BrokenProcessPool as error:
         raise _broken() from error
+
+
+def broken(job: Future[Built]) -> bool:
+    """Whether the processes died before ``job`` was done."""
+    return job.done() and not job.cancelled() and isinstance(job.exception(), BrokenProcessPool)
 
 
 def wait_for_any(jobs: Iterable[Future[Built]], seconds: float | None = None) -> None:

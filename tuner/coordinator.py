@@ -6,6 +6,7 @@ handed the next candidate before either, and between any two of them; rows come 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections import Counter, deque
@@ -25,7 +26,7 @@ from flashtune.tuned_db.records import new_id
 from flashtune.tuned_db.store import Store
 
 from .budget import Meter
-from .build import Builder, Built, interrupts_held, result
+from .build import Builder, Built, broken, interrupts_held, result
 from .post import Died, Post, Reply, wait_for_posts
 from .records import measurement
 from .report import Progress
@@ -159,6 +160,12 @@ class Coordinator:
     def _submit(self, problem: Problem, config: Config) -> Future[Built]:
         return self.builder.submit(render(problem, config))
 
+    def _revived(self, task: Task) -> Task:
+        """``task`` with another job if the compiler died over the one it has."""
+        if not broken(task.job):
+            return task
+        return dataclasses.replace(task, job=self._submit(task.target.problem, task.config))
+
     # Handing out
 
     def _feed(self, lane: Lane) -> None:
@@ -170,6 +177,7 @@ class Coordinator:
         """Hands out the next compiled candidate. False if there is nothing left to try."""
         if self._search_over:
             lane.tasks.clear()
+        lane.tasks = [self._revived(each) for each in lane.tasks]
         task = next((each for each in lane.tasks if each.job.done()), None)
         if task is None:
             return bool(lane.tasks or self._askable(lane))

@@ -108,7 +108,7 @@ def tune(
 
     \b
     Examples:
-      flashtune tune                                   the first GPU here, a small set of problems, two minutes
+      flashtune tune                                   the GPUs here, a small set of problems, two minutes
       flashtune tune --gpu h200 --preset grid --budget 10m
       flashtune tune --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --causal --budget 200
       flashtune tune --gpu h100 --mode measure         fails where there is no H100

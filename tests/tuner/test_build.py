@@ -1,4 +1,4 @@
-"""Compile workers end with their session, whatever ends it, and never see a Ctrl-C."""
+"""Compile workers end with their session, whatever ends it, never see a Ctrl-C, and are replaced when they die."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tuner_fakes import FAMILY, GPU, problem
 
 import flashtune
+from flashtune.codegen.render import Source
+from flashtune.errors import FlashtuneError
+from flashtune.tuner import build
+from flashtune.tuner.build import Built, ProcessBuilder, broken, result
+from flashtune.tuner.coordinator import render
+from flashtune.tuner.space import make_space
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 
@@ -71,3 +82,85 @@ def test_workers_end_at_once_with_the_session(session: subprocess.Popen[str], ho
         while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not any(alive(pid) for pid in workers)
+
+
+@pytest.mark.nvrtc
+def test_a_compile_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path))
+    before = {each.pid for each in active_children()}
+    sources = [render(problem(), config) for config in make_space(problem(), GPU, FAMILY).configs[:3]]
+    builder = ProcessBuilder(GPU.arch, 1)
+    try:
+        jobs = [builder.submit(each) for each in sources]
+        (worker,) = (each for each in active_children() if each.pid not in before)
+        worker.kill()
+        deadline = time.monotonic() + 30
+        while not broken(jobs[-1]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        again = [result(builder.submit(each)) for each in sources]
+    finally:
+        builder.close()
+    assert [each.digest for each in again] == [each.digest for each in sources]
+    assert not any(each.error for each in again)
+
+
+class Pools:
+    """In place of process pools: each breaks over the sources in ``deadly``, and over all that come behind."""
+
+    def __init__(self, deadly: set[str]) -> None:
+        self.deadly = deadly
+        self.count = 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.count += 1
+        return Pool(self)
+
+
+class Pool:
+    def __init__(self, pools: Pools) -> None:
+        self.pools = pools
+        self.broken = False
+
+    def submit(self, function: Any, source: Source, arch: str) -> Future[Built]:
+        if self.broken:
+            raise BrokenProcessPool
+        self.broken = source.digest in self.pools.deadly
+        job: Future[Built] = Future()
+        if self.broken:
+            job.set_exception(BrokenProcessPool())
+        else:
+            job.set_result(Built(digest=source.digest))
+        return job
+
+    def shutdown(self, **options: Any) -> None:
+        pass
+
+
+SOURCES = [Source(f"{name}.cu", f"int {name};") for name in ("good", "deadly", "better", "best")]
+
+
+def test_a_source_that_breaks_three_pools_is_given_up_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, deadly, *others = SOURCES
+    pools = Pools({deadly.digest})
+    monkeypatch.setattr(build, "ProcessPoolExecutor", pools)
+    builder = ProcessBuilder("sm_90a", 1)
+    for other in (good, *others):
+        assert not result(builder.submit(other)).error
+        assert broken(builder.submit(deadly))
+    given_up = result(builder.submit(deadly))
+    assert given_up.crashed
+    assert "died 3 times" in given_up.error
+    assert pools.count == 3
+    builder.close()
+
+
+def test_pools_that_never_compile_anything_end_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Pools({each.digest for each in SOURCES})
+    monkeypatch.setattr(build, "ProcessPoolExecutor", pools)
+    builder = ProcessBuilder("sm_90a", 1)
+    for each in SOURCES[:-1]:
+        builder.submit(each)
+    with pytest.raises(FlashtuneError, match="if __name__ == '__main__'"):
+        builder.submit(SOURCES[-1])
+    assert pools.count == build.MAX_DEATHS
+    builder.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,12 @@ from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, landscape, problem,
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem
+from flashtune.codegen.render import Source
 from flashtune.tuned_db.store import Store
 from flashtune.tuner import post
+from flashtune.tuner.build import Built
 from flashtune.tuner.space import make_space
-from flashtune.tuner.trial import DeviceLostError, Outcome
+from flashtune.tuner.trial import DeviceLostError, Outcome, judge_resources
 
 PROBLEM = problem()
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)
@@ -222,6 +226,27 @@ def test_deaths_over_a_reference_that_was_made_in_between_do_not_add_up(path: Pa
     report = run(path, [PROBLEM], 10, bench=Unlucky(outcome=outcome))
     assert report.failed == {}
     assert report.rows[0].tried == 10
+
+
+def test_a_compiler_that_died_is_asked_again(path: Path) -> None:
+    class Dying(FakeBuilder):
+        def submit(self, source: Source) -> Future[Built]:
+            job = super().submit(source)
+            if self.submitted[source.digest] == 1:
+                job = Future()
+                job.set_exception(BrokenProcessPool())
+            return job
+
+    report = run(path, [PROBLEM], 10, builder=Dying())
+    assert report.tried == 10
+    assert report.failed == {}
+
+
+def test_a_source_that_the_compiler_dies_over_is_a_failure_that_may_pass(path: Path) -> None:
+    built = Built(digest="d" * 64, error="a compile worker died", crashed=True)
+    outcome = judge_resources(PROBLEM, DEFAULT, GPU, built)
+    assert outcome is not None
+    assert outcome.status == "failed"
 
 
 def test_an_unforeseen_error_of_a_candidate_is_a_failure_of_that_candidate(path: Path) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tuner_fakes import problem
 
+from flashtune import _cli_tune
+from flashtune.cli import main
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.errors import FlashtuneError, InvalidInput, InvalidType, NoGpu, UnknownGpu, UnsupportedProblem
 from flashtune.tuner import session
@@ -158,4 +161,34 @@ def test_bad_input_is_refused_before_the_database_is_made(
     arguments: dict[str, Any] = {"problems": [problem()], "gpu": "h100", "database": path, **changes}
     with pytest.raises(error, match=message):
         tune(**arguments)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"), [(None, None), ("all", None), ("ALL", None), ("0", [0]), ("1, 0", [1, 0]), ("2,2", [2, 2])]
+)
+def test_the_option_devices_is_all_or_numbers(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, asked: list[int] | None
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(_cli_tune, "run_tune", lambda *arguments, **options: seen.append(options["devices"]))
+    options = [] if given is None else ["--devices", given]
+    done = CliRunner().invoke(main, ["tune", "--gpu", "h100", *options])
+    assert done.exit_code == 0, done.output
+    assert seen == [asked]
+
+
+@pytest.mark.parametrize("given", ["", "one", "-1", "0,", "0;1", "0-3", "\u0661", "99999"])
+def test_other_devices_are_a_usage_error(given: str) -> None:
+    done = CliRunner().invoke(main, ["tune", "--gpu", "h100", "--devices", given])
+    assert done.exit_code == 2
+    assert "must be all, or device numbers such as 0,1" in done.output
+
+
+def test_devices_that_are_not_here_are_one_line_and_no_database(devices: list[Gpu], tmp_path: Path) -> None:
+    devices += [H100]
+    path = tmp_path / "tuned.db"
+    done = CliRunner().invoke(main, ["tune", "--devices", "0,1", "--db", str(path)])
+    assert done.exit_code == 1
+    assert done.output == "Error: device 1 does not exist. Devices here: 0 (h100-sxm)\n"
     assert not path.exists()
