@@ -33,7 +33,7 @@ START = {
     "load_latency": 200.0,
     "tile_latency": 1000.0,
     "uneven": 0.5,
-    "memory_exposed": 0.5,
+    "ends": 2.0,
     "alu_per_score": 6.0,
     "alu_per_thread": 200.0,
     "masked_alu_per_score": 8.0,

@@ -46,8 +46,10 @@ SCHEDULERS = 4
 SPILL_MARGIN = 1.1
 """By so much a config that spills must be predicted faster to be chosen unmeasured: what spills cost was fitted on one
 chip, where they cost little."""
-SHARPNESS = 4
+LATENCY_SHARPNESS = 4
 """Of the soft maximum of throughput and latency: near their balance both cost some."""
+MEMORY_SHARPNESS = 2
+"""Of that of time on the chip and of device memory, which overlap less well: tiles start and end with misses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +73,20 @@ class Constants:
     uneven: float
     """Part of what the longest tile has above the mean by which SMs end apart; causal tiles start longest first in
     each head, not over all."""
-    memory_exposed: float
-    """Part of the shorter of on-chip time and memory time that the longer doesn't hide; caches start cold."""
+    ends: float
+    """Clocks of a byte of Q or output per clock of a byte from L2: they come from or go to device memory, in bursts."""
 
 
 CONSTANTS = Constants(
-    exposed=0.4726,
-    chained=0.1076,
-    shared=0.7452,
-    spill=2.39,
-    step_latency=1017.0,
-    load_latency=260.6,
-    tile_latency=462.1,
-    uneven=0.9823,
-    memory_exposed=0.6719,
+    exposed=0.4782,
+    chained=0.1109,
+    shared=0.746,
+    spill=2.407,
+    step_latency=1023.0,
+    load_latency=256.5,
+    tile_latency=468.6,
+    uneven=0.9835,
+    ends=4.92,
 )
 """The fit to all groups in benchmarks/results/model_fit.json; a test compares them."""
 
@@ -177,7 +179,7 @@ def estimate(
     clocks = max(clocks + constants.uneven * (work.longest - work.steps) * sm.step(used), sm.alone())
     on_chip = clocks / (gpu.clock_mhz * 1e6 * CLOCK_REACHED)
     memory = problem.min_bytes / (gpu.bandwidth_gb_s * 1e9 * MEMORY_REACHED)
-    seconds = max(on_chip, memory) + constants.memory_exposed * min(on_chip, memory) + LAUNCH_SECONDS
+    seconds = _soft_max(on_chip, memory, MEMORY_SHARPNESS) + LAUNCH_SECONDS
     bound: Bound = "memory" if memory > on_chip else sm.bound(used)
     return Estimate(seconds, bound, resident, work.tiles / slots, problem.flops / seconds / 1e12)
 
@@ -207,13 +209,13 @@ class _Sm:
             waiting += self.pipes["memory"]
         self.chain = self.narrow * (self.busiest + constants.chained * self.others) + waiting
         self.masking = work.masked_alu / ISSUE_CLOCK + work.masked_shared_bytes / SHARED_CLOCK
-        self.ends = work.tile_bytes / L2_CLOCK
+        self.ends = constants.ends * work.tile_bytes / L2_CLOCK
 
     def step(self, resident: int) -> float:
         """Clocks in which each of ``resident`` blocks gets one step further."""
         warps = max(1.0, resident * self.warps / SCHEDULERS)
         turn = self.busiest + self.others * self.constants.exposed / warps
-        return _soft_max(max(resident, self.narrow) * turn, self.chain)
+        return _soft_max(max(resident, self.narrow) * turn, self.chain, LATENCY_SHARPNESS)
 
     def wave(self, resident: int) -> float:
         """Clocks until ``resident`` mean tiles that start together are done."""
@@ -233,6 +235,6 @@ class _Sm:
         return max(self.pipes, key=lambda name: self.pipes[name])
 
 
-def _soft_max(first: float, second: float) -> float:
+def _soft_max(first: float, second: float, sharpness: int) -> float:
     larger, smaller = max(first, second), min(first, second)
-    return float(larger * (1 + (smaller / larger) ** SHARPNESS) ** (1 / SHARPNESS))
+    return float(larger * (1 + (smaller / larger) ** sharpness) ** (1 / sharpness))

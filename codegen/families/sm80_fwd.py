@@ -30,7 +30,7 @@ class Costs:
     """In steps that the mask cuts: compare and select."""
 
 
-COSTS = Costs(alu_per_score=7.877, alu_per_thread=170.5, masked_alu_per_score=6.154)
+COSTS = Costs(alu_per_score=7.889, alu_per_thread=173.1, masked_alu_per_score=6.25)
 """Fitted together with the model's constants; see `model.CONSTANTS`."""
 
 _WORKING_REGISTERS = 20
