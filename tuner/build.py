@@ -24,6 +24,11 @@ MAX_WORKERS = 16
 MAX_DEATHS = 3
 """Pools in a row that may break before they have compiled anything, and pools that may break with a source in them."""
 
+USUAL_CAUSES = (
+    "most often the machine is short of memory, or a script that calls tune() lacks `if __name__ == '__main__':` "
+    "around it, which processes started by spawn need"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
@@ -183,7 +188,4 @@ def _end_with(leash: Connection) -> None:
 
 
 def _broken() -> FlashtuneError:
-    return FlashtuneError(
-        "a compile worker died: most often the machine is short of memory, or a script that calls tune() lacks "
-        "`if __name__ == '__main__':` around it, which processes started by spawn need"
-    )
+    return FlashtuneError(f"a compile worker died: {USUAL_CAUSES}")

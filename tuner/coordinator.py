@@ -121,9 +121,12 @@ class Coordinator:
                     COMPILING_SECONDS if waiting else WATCH_SECONDS,
                 )
 
-    def record_all(self) -> None:
+    def finish(self) -> None:
         """Stores what has been measured and is not stored yet, where the run ends early."""
         with interrupts_held():
+            for lane in self._lanes:
+                if (reply := lane.post.poll()) and isinstance(reply.answer, Outcome):
+                    self._settle(lane, reply.answer)
             while self._record_next():
                 pass
 
@@ -227,7 +230,7 @@ class Coordinator:
     def _take(self, lane: Lane, reply: Reply) -> None:
         request, answer = reply.request, reply.answer
         if not isinstance(answer, Died):
-            self._deaths.pop(request.key, None)  # a worker does make the same preparations as the one before
+            self._deaths.pop(request.key, None)  # only deaths in a row count: each worker has to prepare anew
         target = next(each for each in lane.targets if each.problem == request.problem)
         if isinstance(answer, Outcome):
             self._settle(lane, answer)

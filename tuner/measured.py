@@ -74,9 +74,11 @@ def measure_problems(
     except NoDeviceLeftError as error:
         stopped = f"{error}. Everything up to here is stored: run again to go on"
     finally:
-        for post in posts:
-            post.end()
-        run.record_all()
+        try:
+            run.finish()
+        finally:
+            for post in posts:
+                post.end()
     return Report(
         gpu=gpu,
         measured=True,

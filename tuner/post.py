@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection, wait
 
 from flashtune.codegen.problem import Problem
 
+from .build import USUAL_CAUSES
 from .trial import Evidence
 from .worker import Answer, Lost, Prepare, Ready, Request, Unit, Worker
 
@@ -17,6 +18,8 @@ logger = logging.getLogger("flashtune")
 
 START_SECONDS = 180.0
 """For a process to import what it needs and to open its device."""
+STALL_SECONDS = 5.0
+"""A session that did not look for so long was stopped itself (Ctrl-Z, say), and most likely its workers with it."""
 KILL_SECONDS = 60.0
 """For a killed process to be gone: the driver ends its kernels first."""
 DYING_SECONDS = 0.01
@@ -62,6 +65,7 @@ class Post:
         self._worker: Worker | None = None
         self._request: Request | None = None
         self._deadline = 0.0
+        self._polled = clock()
         self._last_words = ""
         self._ready = self._heard = self._answered = self._hung = self._dying = False
         self._idle_deaths = 0
@@ -99,6 +103,10 @@ class Post:
         """What came of the request, if anything did since."""
         if self._worker is None:
             return None
+        now, before = self._clock(), self._polled
+        self._polled = now
+        if now - before > STALL_SECONDS:
+            self._deadline += now - before
         try:
             while not self._dying and self._worker.connection.poll():
                 if (reply := self._hear(self._worker.receive())) is not None:
@@ -106,10 +114,10 @@ class Post:
         except (EOFError, OSError):
             self._dying = True
             self._worker.kill()
-            self._deadline = self._clock() + KILL_SECONDS
+            self._deadline = now + KILL_SECONDS
         if self._dying and (fate := self._worker.fate()):
             return self._bury(fate)
-        return self._overdue(self._worker) if self._clock() >= self._deadline else None
+        return self._overdue(self._worker) if now >= self._deadline else None
 
     def end(self) -> None:
         """Ends the worker at once, for good."""
@@ -177,12 +185,13 @@ class Post:
             self._idle_deaths += 1
         self._fruitless_deaths += 1
         if self._idle_deaths >= IDLE_DEATHS:
-            self._give_up(f"{IDLE_DEATHS} workers in a row ended before they had done anything: {message}")
+            cause = "" if self._last_words else f" ({USUAL_CAUSES})"
+            self._give_up(f"{IDLE_DEATHS} workers in a row ended before they had done anything: {message}{cause}")
         elif self._fruitless_deaths >= FRUITLESS_DEATHS:
             self._give_up(f"{FRUITLESS_DEATHS} workers in a row ended before a candidate was finished: {message}")
 
     def _give_up(self, why: str) -> None:
-        self.lost = f"{self.unit.name} was given up, {why}"
+        self.lost = f"{self.unit.name} was given up: {why}"
         self.end()
 
 

@@ -208,7 +208,7 @@ class Killer(threading.Thread):
             seen = done
 
 
-@pytest.mark.parametrize("kills", [25, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_random_kills_lose_nothing_and_repeat_nothing(path: Path, log: Path, devices: int, kills: int) -> None:
     units = [FakeUnit(f"unit-{each}", log, {}, 0.005) for each in range(devices)]

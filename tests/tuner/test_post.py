@@ -1,0 +1,130 @@
+"""How a device is kept staffed, by a clock that the test turns."""
+
+from __future__ import annotations
+
+import pytest
+from tuner_fakes import FAMILY, GPU, FakeBench, LocalWorker, problem
+
+from flashtune.tuner import post
+from flashtune.tuner.build import Built
+from flashtune.tuner.post import Died, Post, Reply
+from flashtune.tuner.trial import Outcome
+from flashtune.tuner.worker import Attempt, Request
+
+PROBLEM = problem()
+ATTEMPT = Attempt(PROBLEM, FAMILY.default(PROBLEM.spec, GPU), Built(digest="a" * 64, registers=96), None)
+
+
+class Silent(LocalWorker):
+    """Answers when it is told to; a kill may not reach it."""
+
+    deaf = False
+
+    def send(self, request: Request) -> None:
+        if self._answers.closed:
+            raise BrokenPipeError
+        self.asked = request
+
+    def answer(self) -> None:
+        super().send(self.asked)
+
+    def kill(self) -> None:
+        if not self.deaf:
+            super().kill()
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.workers: list[Silent] = []
+        self.post = Post(FakeBench(), self.hire, lambda: self.now)
+        assert self.post.poll() is None
+        assert self.post.idle
+
+    def hire(self, unit: FakeBench) -> Silent:
+        self.workers.append(Silent(unit))
+        return self.workers[-1]
+
+    def wait(self, seconds: float) -> Reply | None:
+        """Looks once a second, as a session that is awake does; the first thing that happens."""
+        for _ in range(round(seconds)):
+            self.now += 1.0
+            if reply := self.post.poll():
+                return reply
+        return None
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def test_an_answer_in_time_is_the_reply(stage: Stage) -> None:
+    stage.post.ask(ATTEMPT, 10.0)
+    assert not stage.post.idle
+    assert stage.wait(9.0) is None
+    stage.workers[0].answer()
+    reply = stage.post.poll()
+    assert reply is not None
+    assert reply.request == ATTEMPT
+    assert isinstance(reply.answer, Outcome)
+    assert stage.post.idle
+    assert stage.wait(1000.0) is None, "an idle worker has no limit"
+    assert len(stage.workers) == 1
+
+
+def test_a_worker_past_its_limit_is_replaced(stage: Stage) -> None:
+    stage.post.ask(ATTEMPT, 10.0)
+    reply = stage.wait(15.0)
+    assert reply == Reply(ATTEMPT, Died("its worker was killed at the time limit", hung=True))
+    assert 10.0 <= stage.now <= 12.0
+    assert stage.wait(1.0) is None
+    assert stage.post.idle
+    assert len(stage.workers) == 2
+
+
+def test_the_time_in_which_the_session_was_stopped_does_not_count(stage: Stage) -> None:
+    stage.post.ask(ATTEMPT, 10.0)
+    stage.wait(3.0)
+    stage.now += 3600.0
+    assert stage.post.poll() is None
+    assert stage.wait(6.0) is None
+    reply = stage.wait(5.0)
+    assert reply is not None
+    assert isinstance(reply.answer, Died)
+
+
+def test_a_worker_that_can_not_be_killed_costs_the_device(stage: Stage) -> None:
+    stage.workers[0].deaf = True
+    stage.post.ask(ATTEMPT, 10.0)
+    reply = stage.wait(10.0 + post.KILL_SECONDS + 2.0)
+    assert reply is not None
+    assert isinstance(reply.answer, Died)
+    assert "can't be killed" in stage.post.lost
+    assert not stage.post.idle
+    assert stage.post.poll() is None
+
+
+def test_a_worker_that_died_before_it_was_asked_has_not_heard(stage: Stage) -> None:
+    stage.workers[0].kill()
+    stage.post.ask(ATTEMPT, 10.0)
+    reply = stage.post.poll()
+    assert reply == Reply(ATTEMPT, Died("its worker was closed", heard=False))
+    assert not stage.post.lost
+
+
+def test_a_device_without_processes_is_given_up() -> None:
+    def hire(unit: FakeBench) -> LocalWorker:
+        raise OSError("Resource temporarily unavailable")
+
+    lost = Post(FakeBench(), hire).lost
+    assert "GPU-fake was given up" in lost
+    assert "Resource temporarily unavailable" in lost
+
+
+def test_a_new_worker_has_nothing_prepared(stage: Stage) -> None:
+    stage.post.prepared.add(PROBLEM)
+    stage.workers[0].kill()
+    assert stage.post.poll() is None
+    assert not stage.post.prepared
+    assert len(stage.workers) == 2
