@@ -5,6 +5,7 @@ For tests and ``flashtune emulate``; `attention()` never uses it. See docs/emula
 
 from __future__ import annotations
 
+from .launch import run_kernel
 from .run import Emulation, emulate
 
-__all__ = ["Emulation", "emulate"]
+__all__ = ["Emulation", "emulate", "run_kernel"]

@@ -58,6 +58,29 @@ void emulator_copy_wait(unsigned pending);
 EmulatorWords emulator_ldmatrix(unsigned row, bool transposed, const char* file, int line);
 EmulatorFloats emulator_mma(bool bfloat16, EmulatorFloats d, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                             unsigned b0, unsigned b1, const char* file, int line);
+void emulator_stmatrix(unsigned row, bool transposed, EmulatorWords words, const char* file, int line);
+void emulator_mbarrier_init(unsigned barrier, unsigned arrivals);
+void emulator_mbarrier_invalidate(unsigned barrier);
+void emulator_mbarrier_arrive(unsigned barrier, unsigned bytes);
+void emulator_mbarrier_expect(unsigned barrier, unsigned bytes);
+bool emulator_mbarrier_test(unsigned barrier, unsigned parity);
+void emulator_mbarrier_wait(unsigned barrier, unsigned parity, const char* file, int line);
+void emulator_fence_mbarrier_init();
+void emulator_fence_proxy_async();
+void emulator_named_barrier(unsigned id, unsigned threads, bool waits, const char* file, int line);
+bool emulator_elect(const char* file, int line);
+void emulator_setmaxnreg(unsigned registers, bool more, const char* file, int line);
+void emulator_tensor_map_prefetch(const void* map, const char* instruction);
+void emulator_tma_load(unsigned target, const void* map, unsigned barrier, unsigned rank, const int* coordinates);
+void emulator_tma_store(const void* map, unsigned source, unsigned rank, const int* coordinates);
+void emulator_bulk_commit();
+void emulator_bulk_wait(unsigned pending, bool only_read);
+void emulator_wgmma_fence(const char* file, int line);
+void emulator_wgmma_commit(const char* file, int line);
+void emulator_wgmma_wait(unsigned pending, const char* file, int line);
+void emulator_wgmma(float* d, unsigned n, bool bfloat16, unsigned long long a, const unsigned* a_registers,
+                    unsigned long long b, bool transposed_a, bool transposed_b, bool accumulate, const char* file,
+                    int line);
 unsigned emulator_atomic_add_32(unsigned* target, unsigned value);
 unsigned long long emulator_atomic_add_64(unsigned long long* target, unsigned long long value);
 float emulator_atomic_add_float(float* target, float value);
@@ -190,6 +213,9 @@ inline int max(int x, int y) {
 }
 inline int min(int x, int y) {
   return x < y ? x : y;
+}
+inline int __vimax3_s32(int x, int y, int z) {
+  return max(max(x, y), z);
 }
 inline long long max(long long x, long long y) {
   return x > y ? x : y;

@@ -2,7 +2,7 @@
 // -fsanitize=alignment,bounds calls where a check fails. The libraries that usually answer them are not linked.
 #pragma once
 
-#include "operations.h"
+#include "block.h"
 
 #define ACCESS(name, bytes, write)                                    \
   extern "C" void __tsan_##name(void* pointer) {                      \

@@ -4,10 +4,10 @@
 // barriers it has passed (its clock), and knows up to which clock of each other warp everything lies before its own
 // next access. Two accesses of which one writes, from different threads, must be ordered: a bug of that kind then
 // shows in every run, whatever order the threads run in. The bytes that an asynchronous copy will write are out of
-// bounds for all until its thread has waited for it.
+// bounds for all until its thread has waited for it; so are those that TMA or wgmma will read, to writers.
 #pragma once
 
-#include "state.h"
+#include "order.h"
 
 struct Region {
   char name[16];
@@ -16,6 +16,7 @@ struct Region {
   bool writable;
 };
 inline std::vector<Region> regions;
+inline Span parameters;  // of the kernel, where tensor maps may lie
 
 constexpr u32 kSharedLimit = 256 * 1024;
 constexpr u32 kSharedBase = 1024;  // address of the first byte: hardware keeps the first kilobyte for itself
@@ -23,21 +24,19 @@ alignas(1024) inline char shared_memory[kSharedLimit] asm("smem");
 inline u32 shared_bytes = 0;
 
 constexpr u32 kCellBytes = 2;  // of shared memory, that one stamp covers
-constexpr u32 kClockBits = 21;
-constexpr u32 kClockLimit = (1u << kClockBits) - 1;
 constexpr u32 kInFlight = 1u << 31;
 constexpr u32 kManyLanes = kWarpLanes + 1;
+constexpr u32 kAnyLane = kWarpLanes + 2;  // the warp as a whole: any of its lanes speaks for it
 constexpr u32 kLaneBits = 6;
 
-// A stamp of a write is kInFlight | thread | clock, of a read clock | lane + 1 or kManyLanes; 0 is none.
+// A stamp of a write is kInFlight | writer | clock, of a read kInFlight | clock | lane + 1 or kManyLanes or kAnyLane;
+// 0 is none. In flight means that something asynchronous has yet to write, or to read.
 struct Stamps {
   u32* stamp;
   u32* counter;  // where: code_address(), of which 32 bits are enough
 };
 inline Stamps writes;
 inline Stamps reads[kMaxWarps];
-inline u32 clocks[kMaxWarps];
-inline u32 known[kMaxWarps][kMaxWarps];  // known[w][a]: warp w comes after what warp a did before this clock
 
 inline u32 num_cells() {
   return (shared_bytes + kCellBytes - 1) / kCellBytes;
@@ -60,29 +59,11 @@ inline void reserve_stamps() {
   }
 }
 
-// A barrier of the block: everything so far comes before everything that follows.
-inline void order_block() {
-  for (u32 warp = 0; warp < num_warps; ++warp) {
-    if (++clocks[warp] > kClockLimit) {
-      fault("the emulator counts at most %u barriers", kClockLimit);
-    }
-  }
-  for (u32 warp = 0; warp < num_warps; ++warp) {
-    memcpy(known[warp], clocks, sizeof clocks);
-  }
-}
-
-inline void order_warp(u32 warp) {
-  if (++clocks[warp] > kClockLimit) {
-    fault("the emulator counts at most %u barriers", kClockLimit);
-  }
-  known[warp][warp] = clocks[warp];
-}
-
 // Between blocks: nothing that was stamped matters any more.
 inline void order_start() {
-  if (clocks[0] > kClockLimit / 2) {
-    memset(clocks, 0, sizeof clocks);
+  if (clocks[0] > kClockLimit / 2 || num_barriers != 0 || anyone_knows_more) {
+    forget_order();
+    num_barriers = 0;
     memset(writes.stamp, 0, num_cells() * sizeof(u32));
     for (u32 warp = 0; warp < num_warps; ++warp) {
       memset(reads[warp].stamp, 0, num_cells() * sizeof(u32));
@@ -103,57 +84,127 @@ inline void order_start() {
         cell * kCellBytes, thread, thread / kWarpLanes, thread % kWarpLanes, did, counter);
 }
 
+inline u32 barrier_offset(u32 barrier);  // where that mbarrier lies (mbarrier.h)
+
+inline u32 writer_of(u32 stamp) {
+  return stamp >> kClockBits & ((1u << kWriterBits) - 1);
+}
+
+// A stamp that `thread` can't know from the barriers of its warp.
+inline void check_stamp(const Thread& thread, u32 stamp, u32 cell, const char* doing) {
+  const u32 writer = writer_of(stamp), byte = cell * kCellBytes, counter = writes.counter[cell];
+  if (writer == kBarrierItself) {
+    fault("%s shared memory at byte %u, where an mbarrier lies: initialised at @%x@", doing, byte, counter);
+  }
+  if (writer >= kMaxThreads) {
+    if (stamp & kInFlight || !knows(thread, writer, stamp & kClockLimit)) {
+      fault(
+          "%s shared memory at byte %u, which a TMA load %s: started at @%x@. This thread has not waited for its "
+          "mbarrier at byte %u",
+          doing, byte, stamp & kInFlight ? "has yet to write" : "wrote", counter, barrier_offset(writer - kMaxThreads));
+    }
+    return;
+  }
+  if (stamp & kInFlight) {
+    fault(
+        "%s shared memory at byte %u while a copy to it is in flight: thread %u (warp %u, lane %u) started it at "
+        "@%x@ and has not waited for it",
+        doing, byte, writer, writer / kWarpLanes, writer % kWarpLanes, counter);
+  }
+  if (!knows(thread, writer, stamp & kClockLimit)) {
+    unordered(doing, cell, writer, "wrote", counter);
+  }
+}
+
 // `lane` is that of the current thread, or kWarpLanes where the whole warp gets what is read.
 inline void check_written(u32 cell, u32 lane, const char* doing) {
   const u32 stamp = writes.stamp[cell];
   if (stamp == 0) {
     return;
   }
-  const u32 thread = stamp >> kClockBits & (kMaxThreads - 1);
-  if (stamp & kInFlight) {
-    fault(
-        "%s shared memory at byte %u while a copy to it is in flight: thread %u (warp %u, lane %u) started it at "
-        "@%x@ and has not waited for it",
-        doing, cell * kCellBytes, thread, thread / kWarpLanes, thread % kWarpLanes, writes.counter[cell]);
-  }
+  const u32 writer = writer_of(stamp);
   const u32 me = current->warp->index;
-  if ((stamp & kClockLimit) >= known[me][thread / kWarpLanes] && thread != me * kWarpLanes + lane) {
-    unordered(doing, cell, thread, "wrote", writes.counter[cell]);
+  const bool plain = !(stamp & kInFlight) && writer < kMaxThreads;
+  if (plain && ((stamp & kClockLimit) < known[me][writer / kWarpLanes] || writer == me * kWarpLanes + lane)) {
+    return;
   }
+  check_stamp(*current, stamp, cell, doing);
 }
 
 inline void stamp_read(u32 offset, u32 bytes, u32 lane, u32 counter) {
   const u32 me = current->warp->index;
   const Stamps& mine = reads[me];
-  const u32 clock = clocks[me];
+  const u32 clock = clock_of(*current);
   const u32 end = (offset + bytes - 1) / kCellBytes;
   for (u32 cell = offset / kCellBytes; cell <= end; ++cell) {
     check_written(cell, lane, "reads");
     const u32 before = mine.stamp[cell];
-    const bool other = before >> kLaneBits == clock && before % (1u << kLaneBits) != lane + 1;
-    mine.stamp[cell] = clock << kLaneBits | (other ? kManyLanes : lane + 1);
+    if (before & kInFlight) {
+      continue;  // what reads it later says more
+    }
+    // Lanes that nothing orders: both must be known to who writes next.
+    const bool other = before >> kLaneBits >= known[me][me] && before != 0 && before % (1u << kLaneBits) != lane + 1;
+    const u32 first = before >> kLaneBits < clock ? before >> kLaneBits : clock;
+    mine.stamp[cell] = other ? first << kLaneBits | kManyLanes : clock << kLaneBits | (lane + 1);
     mine.counter[cell] = counter;
   }
 }
 
-inline void stamp_write(u32 offset, u32 bytes, u32 counter, u32 flag = 0) {
+// A read that the barriers of the writer's warp don't order before a write.
+inline void check_reader(u32 warp, u32 read, u32 cell, const char* doing) {
+  const u32 lane = read % (1u << kLaneBits), clock = (read & ~kInFlight) >> kLaneBits;
+  const u32 first = warp * kWarpLanes;
+  if (read & kInFlight) {
+    fault("%s shared memory at byte %u while it is still to be read: warp %u started that at @%x@ and has not waited",
+          doing, cell * kCellBytes, warp, reads[warp].counter[cell]);
+  }
+  u32 unknown = 0;
+  for (u32 each = 0; each < kWarpLanes; ++each) {
+    const bool mine = first + each == current->index && lane != kAnyLane;
+    if ((lane >= kManyLanes || each == lane - 1) && !mine && !knows(*current, first + each, clock)) {
+      ++unknown;
+    }
+  }
+  if (unknown == 0 || (lane == kAnyLane && unknown < kWarpLanes)) {
+    return;
+  }
+  const u32 thread = first + (lane >= kManyLanes ? 0 : lane - 1);
+  unordered(doing, cell, thread, lane >= kManyLanes ? "(and others of its warp) read" : "read",
+            reads[warp].counter[cell]);
+}
+
+inline void check_readers(u32 cell, const char* doing) {
   const u32 me = current->warp->index;
-  const u32 stamp = flag | current->index << kClockBits | clocks[me];
+  for (u32 warp = 0; warp < num_warps; ++warp) {
+    const u32 read = reads[warp].stamp[cell];
+    // What is in flight has the top bit, so it is never below.
+    if (read >> kLaneBits >= known[me][warp] && read != 0 &&
+        (warp != me || read % (1u << kLaneBits) != current->lane + 1 || read & kInFlight)) {
+      check_reader(warp, read, cell, doing);
+    }
+  }
+}
+
+inline void stamp_write(u32 offset, u32 bytes, u32 counter, u32 flag = 0) {
+  const u32 stamp = flag | current->index << kClockBits | clock_of(*current);
   const u32 end = (offset + bytes - 1) / kCellBytes;
   const char* doing = flag ? "starts a copy to" : "writes";
   for (u32 cell = offset / kCellBytes; cell <= end; ++cell) {
     check_written(cell, current->lane, doing);
-    for (u32 warp = 0; warp < num_warps; ++warp) {
-      const u32 read = reads[warp].stamp[cell];
-      const u32 lane = read % (1u << kLaneBits);
-      if (read >> kLaneBits >= known[me][warp] && read != 0 && (warp != me || lane != current->lane + 1)) {
-        const u32 thread = warp * kWarpLanes + (lane == kManyLanes ? 0 : lane - 1);
-        unordered(doing, cell, thread, lane == kManyLanes ? "(and others of its warp) read" : "read",
-                  reads[warp].counter[cell]);
-      }
-    }
+    check_readers(cell, doing);
     writes.stamp[cell] = stamp;
     writes.counter[cell] = counter;
+  }
+}
+
+// What the asynchronous proxy (TMA, wgmma) reads, or writes over, must have been written by it, or be fenced.
+inline void check_fenced(const Thread& thread, u32 cell, const char* doing) {
+  const u32 stamp = writes.stamp[cell], writer = writer_of(stamp);
+  if (stamp != 0 && writer < kMaxThreads && !knows_fenced(thread, writer, stamp & kClockLimit)) {
+    fault(
+        "%s shared memory at byte %u, which thread %u (warp %u, lane %u) wrote at @%x@: no fence.proxy.async stands "
+        "between the two",
+        doing, cell * kCellBytes, writer, writer / kWarpLanes, writer % kWarpLanes, writes.counter[cell]);
   }
 }
 
@@ -194,6 +245,26 @@ inline void check_global(const void* pointer, size_t bytes, bool write) {
   fault("%s %zu bytes at address %p, where there is no tensor", verb, bytes, pointer);
 }
 
+// Local variables that are registers of a wgmma.
+inline void touch_registers(uintptr_t address, size_t bytes, bool write) {
+  std::vector<Registers>& all = current->registers;
+  for (size_t index = 0; index < all.size(); ++index) {
+    Registers& each = all[index];
+    if (address >= each.end || address + bytes <= each.begin) {
+      continue;
+    }
+    if (each.in_flight != 0 && (each.result || write)) {
+      fault("%s %s of a wgmma that has not been waited for: it was issued at @%x@", write ? "writes" : "reads",
+            each.result ? "an accumulator" : "registers that are A", each.counter);
+    }
+    each.touched |= each.result || write;
+    if (index != 0) {  // the next access is likely to be to the same
+      std::swap(each, all[index / 2]);
+    }
+    return;
+  }
+}
+
 // Any access of generated code through a pointer. `counter` is its place in the code.
 inline void check_access(const void* pointer, size_t bytes, bool write, const void* counter) {
   u32 offset;
@@ -208,6 +279,9 @@ inline void check_access(const void* pointer, size_t bytes, bool write, const vo
   }
   const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
   if (address - reinterpret_cast<uintptr_t>(current->fiber.stack) < kStackBytes) {
+    if (!current->registers.empty()) {
+      touch_registers(address, bytes, write);
+    }
     return;
   }
   if (!write) {

@@ -30,7 +30,7 @@ inline u32 caller(const void* counter) {
 
 // ---- Barriers ----
 inline const Operation kSyncThreads = {"__syncthreads", arrive_block};
-inline const Operation kSyncWarp = {"__syncwarp", [](Warp& warp) { order_warp(warp.index); }};
+inline const Operation kSyncWarp = {"__syncwarp", order_warp};
 
 extern "C" int emulator_sync_threads(int predicate, const char* file, int line) {
   Predicate mine = {predicate};
@@ -126,7 +126,7 @@ extern "C" void emulator_copy_wait(u32 pending) {
     }
     memcpy(shared_memory + copy.target, copy.source, copy.read_bytes);
     memset(shared_memory + copy.target + copy.read_bytes, 0, copy.bytes - copy.read_bytes);
-    const u32 stamp = me.index << kClockBits | clocks[me.warp->index];
+    const u32 stamp = me.index << kClockBits | clock_of(me);
     for (u32 cell = copy.target / kCellBytes; cell < (copy.target + copy.bytes) / kCellBytes; ++cell) {
       writes.stamp[cell] = stamp;
     }
@@ -163,6 +163,36 @@ extern "C" EmulatorWords emulator_ldmatrix(u32 row, bool transposed, const char*
   return mine.words;
 }
 
+struct StoreMatrix {
+  u32 offset;  // of this lane's row
+  bool transposed;
+  EmulatorWords words;
+};
+inline void run_stmatrix(Warp& warp) {
+  for (u32 matrix = 0; matrix < 4; ++matrix) {
+    u16 rows[8][8];
+    for (u32 lane = 0; lane < kWarpLanes; ++lane) {
+      const StoreMatrix& store = payload_of<StoreMatrix>(warp, lane);
+      const u32 major = lane / 4, minor = 2 * (lane % 4), word = store.words.word[matrix];
+      for (u32 half = 0; half < 2; ++half) {
+        const u16 value = static_cast<u16>(word >> 16 * half);
+        (store.transposed ? rows[minor + half][major] : rows[major][minor + half]) = value;
+      }
+    }
+    for (u32 row = 0; row < 8; ++row) {
+      memcpy(shared_memory + payload_of<StoreMatrix>(warp, 8 * matrix + row).offset, rows[row], 16);
+    }
+  }
+}
+inline const Operation kStoreMatrix = {"stmatrix", run_stmatrix};
+
+// A row counts as written by the lane that gives its address.
+extern "C" void emulator_stmatrix(u32 row, bool transposed, EmulatorWords words, const char* file, int line) {
+  StoreMatrix mine = {shared_offset(row, 16, "stmatrix"), transposed, words};
+  stamp_write(mine.offset, 16, CALLER);
+  arrive(kStoreMatrix, &mine, {file, line});
+}
+
 inline float half_value(u32 bits) {
   const u32 sign = (bits & 0x8000u) << 16;
   const u32 magnitude = bits & 0x7fffu;
@@ -183,6 +213,18 @@ struct HalfTable {
 };
 inline const HalfTable kHalfTable;
 
+inline double element_value(u32 bits, bool bfloat16) {
+  return static_cast<double>(bfloat16 ? __builtin_bit_cast(float, bits << 16) : kHalfTable.value[bits]);
+}
+
+// To float32, toward zero.
+inline float cut_off(double sum) {
+  const float nearest = static_cast<float>(sum);
+  const u32 bits = __builtin_bit_cast(u32, nearest);
+  const bool above = std::fabs(static_cast<double>(nearest)) > std::fabs(sum);
+  return __builtin_bit_cast(float, bits - (above ? 1u : 0u));
+}
+
 struct Multiply {
   EmulatorFloats d;
   u32 a[4];
@@ -193,9 +235,7 @@ struct Multiply {
 // Mikaitis, Pranesh: Numerical behavior of NVIDIA tensor cores, PeerJ Computer Science 2021.)
 template <bool kBFloat16>
 void run_mma(Warp& warp) {
-  const auto value = [](u32 bits) {
-    return static_cast<double>(kBFloat16 ? __builtin_bit_cast(float, bits << 16) : kHalfTable.value[bits]);
-  };
+  const auto value = [](u32 bits) { return element_value(bits, kBFloat16); };
   double a[16][16], b[16][8], d[16][8];
   for (u32 lane = 0; lane < kWarpLanes; ++lane) {
     const Multiply& mine = payload_of<Multiply>(warp, lane);
@@ -221,10 +261,7 @@ void run_mma(Warp& warp) {
       }
     }
     for (u32 col = 0; col < 8; ++col) {
-      const float nearest = static_cast<float>(sum[col]);
-      const u32 bits = __builtin_bit_cast(u32, nearest);
-      const bool above = std::fabs(static_cast<double>(nearest)) > std::fabs(sum[col]);
-      cut[row][col] = __builtin_bit_cast(float, bits - (above ? 1u : 0u));
+      cut[row][col] = cut_off(sum[col]);
     }
   }
   for (u32 lane = 0; lane < kWarpLanes; ++lane) {

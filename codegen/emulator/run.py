@@ -1,42 +1,29 @@
-"""Runs a config on the CPU: a job file, a program built from the generated source, results back."""
+"""Runs a config on the CPU, with the tensors of a problem."""
 
 from __future__ import annotations
 
-import os
-import struct
-import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashtune.errors import EmulationError, InvalidInput
-
 from ..config import Config
 from ..family import family
 from ..gpu import Gpu, gpu_by_alias
-from ..plan import PARAMS_BYTES, POINTERS, Kernel, Plan, pack_arguments
+from ..plan import POINTERS, pack_arguments
 from ..problem import Problem
 from .build import build_kernel
-from .faults import read_fault
+from .launch import Address, Launch, Placed, check_options
 from .source import host_source
 from .tensors import Tensor, input_tensor, output_tensor
 
 Array = NDArray[Any]
 
 DEFAULT_GPU = "h200"
-FAULT_STATUS = 3
-MAX_SEED = 2**64
-
-_JOB = struct.Struct("<Q10I")
-_ENTRY = struct.Struct("<16sQQ4I")
-_ALIGNED = 256
-"""Bytes: what allocations of CUDA start on."""
+POINTER_NAMES = ("q", "k", "v", "out", "lse")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,14 +65,9 @@ def emulate(
     Raises :class:`EmulationError` where the kernel does what it must not, with block, thread and template lines;
     :class:`CompileError` where the source uses what is not modelled; :class:`MissingDependency` without a compiler.
     """
-    if not 0 <= seed < MAX_SEED:
-        raise InvalidInput(f"seed={seed} must be at least 0 and below 2**64")
-    for name, number in (("processes", processes), ("timeout", timeout)):
-        if number < 1:
-            raise InvalidInput(f"{name}={number} must be at least 1")
+    check_options(seed, processes, timeout)
     kind = family(config.family)
-    plan = kind.plan(problem, config, gpu or gpu_by_alias(DEFAULT_GPU))
-    (kernel,) = plan.kernels
+    (kernel,) = kind.plan(problem, config, gpu or gpu_by_alias(DEFAULT_GPU)).kernels
 
     q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
     kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
@@ -105,7 +87,13 @@ def emulate(
     started = time.perf_counter()
     program = build_kernel(host_source(kind, problem.spec, config, templates))
     built = time.perf_counter()
-    results = _launch(plan, kernel, program, arguments, tensors, seed, processes, timeout)
+    placed = [
+        Placed(tensor, (Address(index * POINTERS.size // len(POINTER_NAMES)),), _beyond(tensor, problem))
+        for tensor in tensors
+        for index in (POINTER_NAMES.index(tensor.name),)
+    ]
+    launch = Launch(kernel.grid, kernel.threads, kernel.shared_memory, bytes(POINTERS.size) + arguments, placed)
+    results = launch.run(program, f"{config} for {problem}", seed, processes, timeout)
     ended = time.perf_counter()
     return Emulation(
         out=results["out"],
@@ -116,77 +104,7 @@ def emulate(
     )
 
 
-def _launch(
-    plan: Plan,
-    kernel: Kernel,
-    program: Path,
-    arguments: bytes,
-    tensors: Sequence[Tensor],
-    seed: int,
-    processes: int,
-    timeout: int,
-) -> dict[str, Array]:
-    """Runs ``program`` and reads what it wrote: values by tensor name."""
-    job, places = _job(kernel, arguments, tensors, plan.problem, seed, processes, timeout)
-    file, path = tempfile.mkstemp(prefix="flashtune-emulate-")
-    try:
-        with os.fdopen(file, "wb") as opened:
-            opened.write(job)
-        what = f"{plan.config} for {plan.problem}, seed {seed}"
-        try:
-            # The program ends itself, saying where it hangs; twice the time is for one that can't any more.
-            done = subprocess.run(
-                [str(program), path], capture_output=True, text=True, errors="replace", timeout=2 * timeout, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise EmulationError(f"{what}: the emulator has not ended after {2 * timeout} s") from error
-        if done.returncode:
-            fault = read_fault(done.stderr, program)
-            if fault is None or done.returncode != FAULT_STATUS:
-                raise EmulationError(f"{what}: the emulator ended with status {done.returncode}: {done.stderr[:500]}")
-            raise EmulationError(f"{what}: {fault}", fault=fault)
-        written = Path(path).read_bytes()
-    finally:
-        Path(path).unlink(missing_ok=True)
-    results = {}
-    for tensor, place in zip(tensors, places, strict=True):
-        if tensor.writable:
-            memory = np.frombuffer(written, tensor.memory.dtype, tensor.memory.size, place)
-            if changed := tensor.gaps(memory):
-                raise EmulationError(f"{what}: wrote {changed} bytes between the elements of {tensor.name}")
-            results[tensor.name] = tensor.values(memory)
-    return results
-
-
-def _job(
-    kernel: Kernel,
-    arguments: bytes,
-    tensors: Sequence[Tensor],
-    problem: Problem,
-    seed: int,
-    processes: int,
-    timeout: int,
-) -> tuple[bytes, list[int]]:
-    """The job file, as runtime.cpp reads it, and where in it the memory of each tensor lies."""
-    params_offset = _JOB.size + len(tensors) * _ENTRY.size
-    end = params_offset + PARAMS_BYTES
-    head = _JOB.pack(
-        seed, *kernel.grid, kernel.threads, kernel.shared_memory, processes, timeout, PARAMS_BYTES, len(tensors),
-        params_offset,
-    )  # fmt: skip
-    entries, places, contents = [], [], []
-    pointers = ("q", "k", "v", "out", "lse")
-    for tensor in tensors:
-        place = -(-end // _ALIGNED) * _ALIGNED
-        contents.append(bytes(place - end) + tensor.memory.tobytes())
-        end = place + tensor.memory.nbytes
-        places.append(place)
-        item = tensor.memory.itemsize
-        # Element (0, 0, ...) starts on 16 bytes, or on one element and no more.
-        first = 0 if problem.alignment > item or tensor.name == "lse" else item
-        misaligned = (first - tensor.begin * item) % _ALIGNED
-        pointer = pointers.index(tensor.name) * POINTERS.size // len(pointers)
-        begin = tensor.begin * item
-        name, size = tensor.name.encode(), tensor.memory.nbytes
-        entries.append(_ENTRY.pack(name, place, size, pointer, misaligned, tensor.writable, begin))
-    return b"".join([head, *entries, bytes(POINTERS.size), arguments, *contents]), places
+def _beyond(tensor: Tensor, problem: Problem) -> int:
+    """Element (0, 0, ...) starts on 16 bytes, or on one element and no more."""
+    item = tensor.memory.itemsize
+    return 0 if problem.alignment > item or tensor.name == "lse" else item

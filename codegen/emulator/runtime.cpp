@@ -12,6 +12,8 @@
 extern "C" const u32 emulator_params_bytes;
 extern "C" void emulator_kernel(const void* params);
 
+constexpr size_t kParamsAlignment = 128;
+
 struct JobHeader {
   u64 seed;
   u32 grid[3];
@@ -21,16 +23,26 @@ struct JobHeader {
   u32 seconds;
   u32 params_bytes;
   u32 num_tensors;
+  u32 num_pointers;
   u32 params_offset;  // in the file
+  u32 unused;
 };
 struct JobTensor {
   char name[16];
   u64 file_offset;
   u64 bytes;
-  u32 pointer_offset;  // in the parameters
-  u32 misalignment;    // bytes of the first element beyond a multiple of 256
+  u32 first_pointer;  // of its addresses, in the list behind the tensors
+  u32 pointers;       // how many
+  u32 misalignment;   // bytes of the first element beyond a multiple of 256
   u32 writable;
   u32 begin;  // of element (0, 0, ...), in bytes
+  u32 unused;
+};
+
+// An address that the parameters hold.
+struct JobPointer {
+  u32 place;    // in the parameters
+  u32 element;  // bytes beyond element (0, 0, ...)
 };
 
 static void* params = nullptr;
@@ -128,18 +140,25 @@ int main(int argc, char** argv) {
   require(job.threads % kWarpLanes == 0 && job.threads > 0 && job.threads <= kMaxThreads,
           "threads come in whole warps");
   require(job.shared <= kSharedLimit, "no block has that much shared memory");
-  params = malloc(job.params_bytes);
+  params =
+      aligned_alloc(kParamsAlignment, (job.params_bytes + kParamsAlignment - 1) / kParamsAlignment * kParamsAlignment);
+  require(params != nullptr, "no memory for the parameters");
+  parameters = {reinterpret_cast<uintptr_t>(params), reinterpret_cast<uintptr_t>(params) + job.params_bytes};
   read_whole(file, params, job.params_bytes, job.params_offset);
 
   std::vector<JobTensor> tensors(job.num_tensors);
   read_whole(file, tensors.data(), tensors.size() * sizeof(JobTensor), sizeof job);
+  std::vector<JobPointer> places(job.num_pointers);
+  read_whole(file, places.data(), places.size() * sizeof(JobPointer), sizeof job + tensors.size() * sizeof(JobTensor));
   for (const JobTensor& tensor : tensors) {
     char* begin = place(file, tensor);
     Region region = {{}, begin, begin + tensor.bytes, tensor.writable != 0};
     memcpy(region.name, tensor.name, sizeof region.name - 1);
     regions.push_back(region);
-    const char* element = begin + tensor.begin;
-    memcpy(static_cast<char*>(params) + tensor.pointer_offset, &element, sizeof element);
+    for (u32 index = tensor.first_pointer; index < tensor.first_pointer + tensor.pointers; ++index) {
+      const char* element = begin + tensor.begin + places[index].element;
+      memcpy(static_cast<char*>(params) + places[index].place, &element, sizeof element);
+    }
   }
 
   num_threads = job.threads;
@@ -161,12 +180,13 @@ int main(int argc, char** argv) {
     warps[index].index = index;
   }
   find_program();
+  constants.push_back(parameters);
   for (const Dim3* builtin : {&threadIdx, &blockIdx, &blockDim, &gridDim}) {
     constants.push_back({reinterpret_cast<uintptr_t>(builtin), reinterpret_cast<uintptr_t>(builtin + 1)});
   }
   catch_crashes();
 
-  random_state = job.seed;
+  random_state = random_seed = job.seed;
   std::vector<u32> order(static_cast<size_t>(job.grid[0]) * job.grid[1] * job.grid[2]);
   for (size_t index = 0; index < order.size(); ++index) {
     order[index] = static_cast<u32>(index);

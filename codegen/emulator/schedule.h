@@ -20,6 +20,15 @@ inline int block_result = 0;  // of the last one that was full
 inline u64 burst = 0;         // operations until another warp may run
 inline u64 longest_burst = 1;
 
+// What the asynchronous parts of the block have to say (mbarrier.h, wgmma.h, tma.h).
+inline bool deliver_latest();  // something that threads wait for; false if there is nothing
+inline void deliver_early();   // perhaps something
+inline void describe_waiting(char* text, size_t size);
+inline void check_thread_end();  // of `current`
+inline void check_warpgroup_end(u32 warp);
+inline void start_asynchronous();  // before a block
+inline void end_asynchronous();    // behind it
+
 inline void resume(Warp& warp, Fiber& from) {
   const u32 position = static_cast<u32>(__builtin_ctz(warp.ready));
   warp.ready &= warp.ready - 1;
@@ -62,6 +71,7 @@ inline void arrive(const Operation& operation, void* payload, Site site) {
   }
   warp.arrived = 0;
   warp.ready = kAllLanes;
+  even(warp);
   operation.run(warp);
   if (warp.blocked || --burst == 0) {
     switch_fiber(me.fiber, scheduler);
@@ -108,14 +118,26 @@ inline void thread_returned() {
     fault("leaves the kernel, but %u threads of its warp wait for it at %s at %s:%d", warp.arrived,
           warp.operation->name, warp.site.file, warp.site.line);
   }
+  check_thread_end();
   if (++warp.returned == kWarpLanes) {
     ++returned_warps;
+    check_warpgroup_end(warp.index);
     if (blocked_warps != 0) {
       fault("leaves the kernel, but %u warps wait for it at %s at %s:%d", blocked_warps, block_operation->name,
             block_site.file, block_site.line);
     }
   }
   leave(warp, current->fiber);
+}
+
+// The thread that a report of a deadlock is about: the first that has not returned.
+inline Thread* first_waiting() {
+  for (u32 index = 0; index < num_threads; ++index) {
+    if (threads[index].waiting) {
+      return &threads[index];
+    }
+  }
+  return current;
 }
 
 inline void scramble_lanes(Warp& warp) {
@@ -136,21 +158,27 @@ inline void run_block(u64 number, FiberEntry entry) {
   memset(shared_memory, 0xff, shared_bytes);
   blocked_warps = returned_warps = 0;
   block_votes = 0;
-  order_start();
   for (u32 index = 0; index < num_threads; ++index) {
     Thread& thread = threads[index];
     thread.copies.clear();
-    thread.committed = 0;
+    thread.committed = thread.bulk_committed = 0;
+    thread.stores.clear();
+    thread.registers.clear();
+    thread.ahead = 0;
+    thread.waiting = nullptr;
     start_fiber(thread.fiber, entry);
   }
   for (u32 index = 0; index < num_warps; ++index) {
     Warp& warp = warps[index];
     warp.ready = kAllLanes;
     warp.arrived = warp.returned = 0;
-    warp.blocked = false;
+    warp.blocked = warp.uneven = false;
   }
+  order_start();
+  start_asynchronous();
   const u64 choices[] = {1, 8, 1u << 30};
   longest_burst = choices[random_bits() % 3];
+  const bool early = random_state >> 40 & 1;
   while (returned_warps < num_warps) {
     u32 runnable[kMaxWarps];
     u32 count = 0;
@@ -160,7 +188,16 @@ inline void run_block(u64 number, FiberEntry entry) {
       }
     }
     if (count == 0) {
-      fault("nothing can run any more: deadlock");
+      if (deliver_latest()) {
+        continue;
+      }
+      char text[3000] = "";
+      describe_waiting(text, sizeof text);
+      current = first_waiting();
+      fault("nothing can run any more: deadlock%s", text);
+    }
+    if (early) {
+      deliver_early();
     }
     Warp& warp = warps[runnable[random_bits() % count]];
     if (warp.ready == kAllLanes) {
@@ -169,6 +206,7 @@ inline void run_block(u64 number, FiberEntry entry) {
     burst = longest_burst == 1 ? 1 : 1 + random_bits() % longest_burst;
     resume(warp, scheduler);
   }
+  end_asynchronous();
   for (u32 index = 0; index < num_threads; ++index) {
     for (const Copy& copy : threads[index].copies) {  // never waited for: they go down with the block
       memset(writes.stamp + copy.target / kCellBytes, 0, copy.bytes / kCellBytes * sizeof(u32));

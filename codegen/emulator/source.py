@@ -1,4 +1,4 @@
-"""From a config to C++ for the host: the templates rendered as for NVRTC, with another ``lib/ptx.cuh``."""
+"""From templates to C++ for the host: rendered as for NVRTC, with other files where inline assembly stands."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from ..render import LineMarkingLoader, environment
 from ..value import shown
 
 HERE = Path(__file__).parent
-SEAM = "lib/ptx.cuh"
-"""The template that the host's ptx.cuh replaces."""
+SEAMS = {"lib/ptx.cuh": "ptx.cuh", "lib/ptx_sm90.cuh": "ptx_sm90.cuh", "lib/wgmma.cuh.jinja": "wgmma.cuh"}
+"""Templates, and the files of this package that stand in for them."""
 
 _ENTRY = """
-#line 1 "emulator/entry"
 extern "C" {{
 extern const unsigned emulator_params_bytes;
-const unsigned emulator_params_bytes = sizeof(Params);
+const unsigned emulator_params_bytes = emulator_bytes({entry});
 __attribute__((no_sanitize("thread"))) void emulator_kernel(const void* params) {{
-  {entry}(*static_cast<const Params*>(params));
+  emulator_enter({entry}, static_cast<const char*>(params));
 }}
 }}
 """
@@ -43,8 +42,8 @@ class _Replacing(jinja2.BaseLoader):
     def get_source(
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str | None, Callable[[], bool] | None]:
-        if template == SEAM:
-            return f'#line 1 "emulator/ptx.cuh"\n{header("ptx.cuh")}', None, None
+        if own := SEAMS.get(template):
+            return f'#line 1 "emulator/{own}"\n{header(own)}', None, None
         loader = self.marked if template in self.files else self.inner
         return loader.get_source(environment, template)
 
@@ -58,14 +57,22 @@ def header(name: str) -> str:
 def host_source(family: Family, spec: Spec, config: Config, templates: Mapping[str, str] | None = None) -> str:
     """One C++ file with the kernel and its entry. ``templates`` are texts to take in place of files, by name.
 
-    A name that no template has, or that of the seam, raises :class:`InvalidInput`: it would change nothing.
+    A name that no template has, or that of a seam, raises :class:`InvalidInput`: it would change nothing.
     """
+    listed = environment().list_templates()
+    for name in templates or {}:
+        if name in SEAMS or name not in listed:
+            known = ", ".join(each for each in listed if each not in SEAMS)
+            raise InvalidInput(f"template {shown(name)} can't be replaced. What can: {known}")
+    names = {"spec": spec, "config": config, **family.names(config, spec)}
+    return host_text(f"{family.name}.cu.jinja", templates or {}, names, family.entry)
+
+
+def host_text(main: str, templates: Mapping[str, str], names: Mapping[str, object], entry: str) -> str:
+    """The template ``main`` rendered with ``names``, and what calls its kernel ``entry``."""
     inner = environment().loader
     assert inner is not None
-    for name in templates or {}:
-        if name == SEAM or name not in environment().list_templates():
-            known = ", ".join(each for each in environment().list_templates() if each != SEAM)
-            raise InvalidInput(f"template {shown(name)} can't be replaced. What can: {known}")
-    jinja = environment().overlay(loader=_Replacing(templates or {}, inner))
-    text = jinja.get_template(f"{family.name}.cu.jinja").render(spec=spec, config=config, **family.names(config, spec))
-    return f'#line 1 "emulator/device.h"\n{header("device.h")}{text}{_ENTRY.format(entry=family.entry)}'
+    jinja = environment().overlay(loader=_Replacing(templates, inner))
+    text = jinja.get_template(main).render(names)
+    device, after = header("device.h"), header("entry.h")
+    return f'#line 1 "emulator/device.h"\n{device}{text}#line 1 "emulator/entry.h"\n{after}{_ENTRY.format(entry=entry)}'

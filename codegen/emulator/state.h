@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "fiber.h"
@@ -16,6 +17,7 @@
 using u16 = uint16_t;
 using u32 = uint32_t;
 using u64 = uint64_t;
+using i64 = int64_t;
 
 constexpr u32 kWarpLanes = 32;
 constexpr u32 kMaxThreads = 1024;
@@ -34,6 +36,7 @@ struct Site {
 };
 
 struct Warp;
+struct TensorMap;
 
 // What a whole warp does together. `run` finds what each lane gave and takes in lanes[...].payload.
 struct Operation {
@@ -50,6 +53,30 @@ struct Copy {
   const char* source;
 };
 
+// A tile on its way from shared memory to a tensor (tma.h).
+struct Store {
+  u32 source;  // offset in shared memory
+  u32 bytes;
+  u32 group;
+  u32 counter;  // where it was issued
+  const TensorMap* map;
+  int coordinates[5];
+  bool read;                   // shared memory has been read, into `contents`
+  std::vector<char> contents;  // rows of the box
+};
+
+// Registers of a wgmma as the host sees them: local variables.
+struct Registers {
+  uintptr_t begin;
+  uintptr_t end;
+  u32 in_flight;  // products that have not been waited for
+  bool result;    // an accumulator; else a part of A
+  bool touched;   // since the last wgmma.fence
+  u32 counter;    // where the last product was issued
+};
+
+struct Barrier;
+
 struct Thread {
   Fiber fiber;
   Warp* warp;
@@ -58,6 +85,13 @@ struct Thread {
   void* payload;  // of the operation that it has come to
   std::vector<Copy> copies;
   u32 committed;  // groups of copies
+  std::vector<Store> stores;
+  u32 bulk_committed;  // groups of stores
+  std::vector<Registers> registers;
+  u32 ahead;               // of the clock of its warp (order.h)
+  const Barrier* waiting;  // for this mbarrier
+  u32 parity;
+  Site waiting_at;
 };
 
 struct Warp {
@@ -66,7 +100,8 @@ struct Warp {
   u32 ready;     // positions in the order of lanes that can run
   u32 arrived;   // lanes that have come to `operation`
   u32 returned;  // lanes that have left the kernel
-  bool blocked;  // at a barrier of the block
+  bool blocked;  // at a barrier of the block, or a part of it
+  bool uneven;   // some lanes are ahead of its clock (order.h)
   u32 scramble;  // position p in the order is lane (scramble * p + shift) % 32
   u32 unscramble;
   u32 shift;
@@ -89,6 +124,7 @@ inline u32 num_threads = 0;
 inline u32 num_warps = 0;
 inline u64 block_number = 0;
 
+inline u64 random_seed = 0;  // of the run
 // splitmix64
 inline u64 random_state = 0;
 inline u64 random_bits() {

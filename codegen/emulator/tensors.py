@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from flashtune.errors import InvalidInput
 from ..bits import to_memory
 from ..plan import Strides
 from ..problem import ITEM_BYTES, VECTOR_ALIGNMENT, Problem
+from ..tensor_map import MAP_BYTES, TensorMap
 
 Array = NDArray[Any]
 
@@ -68,6 +70,38 @@ class Tensor:
         return int((touched.reshape(-1, item)[~owned] != 0xFF).sum()) if memory.size else 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Mapped:
+    """A tensor map as an argument. Its ``address`` counts bytes from element (0, 0, ...) of ``tensor``."""
+
+    tensor: Tensor
+    map: TensorMap
+
+
+_MAP = struct.Struct("<2Q9Q5H4B")
+_MAP_MAGIC = 0x70616D726F736E74
+MAP_ADDRESS = 8
+"""Byte of an encoded map where the runtime writes the address."""
+
+
+def encode_for_emulator(described: TensorMap) -> bytes:
+    """What tma.h reads in place of the driver's 128 bytes. Raises :class:`InvalidInput` for what is not modelled."""
+    row = described.box[0] * described.item_bytes
+    if described.swizzle and row != described.swizzle:
+        raise InvalidInput(
+            f"{described}: the emulator needs rows of {described.swizzle} bytes for this swizzle, not {row}"
+        )
+    lacking = 5 - described.rank
+    dims = (*described.dims, *[1] * lacking)
+    strides = (*described.strides, *[0] * lacking)
+    box = (*described.box, *[1] * lacking)
+    fill = 0xFF if described.fill == "nan" else 0
+    encoded = _MAP.pack(
+        _MAP_MAGIC, 0, *dims, *strides, *box, described.rank, described.item_bytes, described.swizzle, fill
+    )
+    return encoded.ljust(MAP_BYTES, b"\0")
+
+
 def input_tensor(name: str, array: Array, problem: Problem, shape: tuple[int, ...]) -> Tensor:
     """``array`` as the kernel gets it: with the strides that it has, its values rounded to the problem's dtype.
 
@@ -79,6 +113,13 @@ def input_tensor(name: str, array: Array, problem: Problem, shape: tuple[int, ..
     strides = tuple(stride // item for stride in array.strides)
     values = bits_of(array, problem.dtype, name)
     return _laid_out(name, problem.dtype, shape, strides, problem.alignment, values)
+
+
+def plain_tensor(name: str, array: Array, dtype: str) -> Tensor:
+    """``array``, rounded to ``dtype``, contiguous, as an input of any shape."""
+    values = bits_of(np.ascontiguousarray(array), dtype, name)
+    strides = tuple(stride // values.itemsize for stride in values.strides)
+    return _laid_out(name, dtype, array.shape, strides, 0, values)
 
 
 def output_tensor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from flashtune.codegen.emulator import Emulation, emulate
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
+
+sys.path.append(str(Path(__file__).parent))  # sm90_toys
 
 TOY = """
 //% include "lib/types.cuh"

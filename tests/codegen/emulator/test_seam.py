@@ -25,16 +25,23 @@ def signatures(text: str) -> set[tuple[str, str, str]]:
     """(result, name, parameters) of the device functions in ``text``, without what only the host adds."""
     found = set()
     for result, name, parameters in SIGNATURE.findall(text):
-        shown = re.sub(r",\s*(EMULATOR_SITE|const char\s*\*\s*file,\s*int line)", "", parameters)
+        shown = re.sub(r"(,\s*|^)(EMULATOR_SITE|const char\s*\*\s*file,\s*int line)", "", parameters)
         found.add((result, name, " ".join(shown.split())))
     return {each for each in found if not each[1].startswith("emulator_")}
 
 
-@pytest.mark.emulate
-def test_the_host_has_exactly_the_functions_of_ptx_cuh() -> None:
-    device = signatures((ROOT / "templates" / "lib" / "ptx.cuh").read_text(encoding="utf-8"))
-    assert len(device) > 15
-    assert signatures(source.header("ptx.cuh")) == device
+@pytest.mark.parametrize(("name", "least"), [("lib/ptx.cuh", 16), ("lib/ptx_sm90.cuh", 30), ("lib/wgmma.cuh.jinja", 2)])
+def test_the_host_has_exactly_the_functions_of_the_device(name: str, least: int) -> None:
+    device = signatures((ROOT / "templates" / name).read_text(encoding="utf-8"))
+    assert len(device) >= least
+    assert signatures(source.header(source.SEAMS[name])) == device
+
+
+def test_constants_are_those_of_the_device() -> None:
+    constant = re.compile(r"constexpr u64 (kCache\w+) = (\w+);")
+    device = constant.findall((ROOT / "templates" / "lib" / "ptx_sm90.cuh").read_text(encoding="utf-8"))
+    assert len(device) == 3
+    assert constant.findall(source.header("ptx_sm90.cuh")) == device
 
 
 @pytest.mark.emulate

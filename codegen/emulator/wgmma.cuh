@@ -1,0 +1,20 @@
+// The functions of templates/lib/wgmma.cuh.jinja for the host, which takes this file in its place, for every width.
+
+template <typename Element>
+constexpr bool kEmulatorBFloat16 = false;
+template <>
+constexpr bool kEmulatorBFloat16<BFloat16> = true;
+
+template <typename Element, bool kTransA, bool kTransB, int kRegisters>
+__device__ __forceinline__ void wgmma_shared(float (&d)[kRegisters], u64 a, u64 b, bool accumulate, EMULATOR_SITE) {
+  static_assert(kRegisters % 4 == 0 && kRegisters >= 4 && kRegisters <= 128, "N is a multiple of 8 from 8 to 256");
+  emulator_wgmma(d, 2 * kRegisters, kEmulatorBFloat16<Element>, a, nullptr, b, kTransA, kTransB, accumulate, file,
+                 line);
+}
+
+template <typename Element, bool kTransB, int kRegisters>
+__device__ __forceinline__ void wgmma_registers(float (&d)[kRegisters], const u32 (&a)[4], u64 b, bool accumulate,
+                                                EMULATOR_SITE) {
+  static_assert(kRegisters % 4 == 0 && kRegisters >= 4 && kRegisters <= 128, "N is a multiple of 8 from 8 to 256");
+  emulator_wgmma(d, 2 * kRegisters, kEmulatorBFloat16<Element>, 0, a, b, false, kTransB, accumulate, file, line);
+}

@@ -1,0 +1,134 @@
+"""TMA and wgmma: what the emulator computes and what it reports, on the kernels of sm90_toys."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sm90_toys import BOX, BOXES, GEMM, GEMMS, RING, RINGS, Box, Gemm, Ring, gemm_inputs, gemm_product, run_toy
+
+from flashtune.codegen.bits import to_memory
+from flashtune.codegen.emulator.faults import Fault
+from flashtune.codegen.emulator.tensors import Mapped, Tensor, output_tensor, plain_tensor
+from flashtune.errors import EmulationError, InvalidInput
+
+pytestmark = pytest.mark.emulate
+
+Array = NDArray[Any]
+SEEDS = range(2)
+
+
+def run_gemm(gemm: Gemm, text: str = GEMM, seed: int = 0) -> Array:
+    a, b = gemm_inputs(gemm)
+    inputs = plain_tensor("a", a, gemm.dtype), plain_tensor("b", b, gemm.dtype)
+    tensors = (*inputs, output_tensor("c", "float32", (64, gemm.n)))
+    arguments = [Mapped(tensor, gemm.maps()[tensor.name]) for tensor in tensors]
+    return run_toy(text, gemm.names(), arguments, 128, gemm.shared_memory, seed=seed)["c"]
+
+
+def run_ring(ring: Ring, text: str = RING, seed: int = 0) -> Array:
+    a, b = ring.inputs()
+    inputs = plain_tensor("a", a, ring.dtype), plain_tensor("b", b, ring.dtype)
+    tensors = (*inputs, output_tensor("c", ring.dtype, (ring.rows, 64)))
+    arguments = [*(Mapped(tensor, ring.maps()[tensor.name]) for tensor in tensors), np.int32(ring.tiles)]
+    grid = (ring.blocks, 1, 1)
+    return run_toy(text, ring.names(), arguments, 256, ring.shared_memory, seed=seed, grid=grid)["c"]
+
+
+def bits_tensor(name: str, memory: Array, *, writable: bool) -> Tensor:
+    """A row of 16-bit numbers, in bfloat16's clothes."""
+    return Tensor(name, "bfloat16", memory.shape, (1,), memory.copy(), 0, writable)
+
+
+def run_box(box: Box, seed: int = 0) -> tuple[Array, Array]:
+    """Bits: what lay in shared memory, and the second tensor."""
+    memory = box.memory()
+    target = memory.copy()
+    box.view(target)[...] = 0
+    count = box.map().box_bytes // 2
+    first = bits_tensor("first", memory, writable=False)
+    second = bits_tensor("second", target, writable=True)
+    seen = bits_tensor("seen", np.zeros(count, np.uint16), writable=True)
+    at = [np.int32(each) for each in (*box.at, 0)[:5]]
+    arguments = [Mapped(first, box.map()), Mapped(second, box.map()), seen, *at, np.int32(2 * count)]
+    found = run_toy(BOX, box.names(), arguments, 32, box.shared_memory, seed=seed)
+    seen_bits, second_bits = (to_memory(found[name], "bfloat16") for name in ("seen", "second"))
+    return seen_bits, second_bits
+
+
+@pytest.mark.parametrize("gemm", GEMMS.values(), ids=GEMMS)
+def test_products_through_tma_and_wgmma_are_exact(gemm: Gemm) -> None:
+    expected = gemm_product(gemm, *gemm_inputs(gemm))
+    for seed in SEEDS:
+        np.testing.assert_array_equal(run_gemm(gemm, seed=seed), expected, err_msg=f"seed {seed}")
+
+
+@pytest.mark.parametrize("ring", RINGS.values(), ids=RINGS)
+def test_a_producer_and_consumers_share_a_ring_of_tiles(ring: Ring) -> None:
+    expected = to_memory(ring.product(*ring.inputs()).astype(np.float32), ring.dtype)
+    for seed in range(8):
+        found = to_memory(run_ring(ring, seed=seed), ring.dtype)
+        np.testing.assert_array_equal(found, expected, err_msg=f"seed {seed}")
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
+def test_tiles_at_the_edges_of_tensors(box: Box) -> None:
+    seen, stored = run_box(box)
+    expected = box.expected()
+    fits = np.where(expected < 0, (seen & 0x7FFF) > 0x7C00, seen == expected)
+    assert fits.all(), np.flatnonzero(~fits)
+    np.testing.assert_array_equal(stored, box.stored())
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An entry of mutations/sm90_toys.toml."""
+
+    what: str
+    old: str
+    new: str
+    shows: str
+    gemm: Mapping[str, Any] | None = None
+    also: Sequence[str] = ()
+
+    def text(self) -> str:
+        text = RING if self.gemm is None else GEMM
+        for old, new in ((self.old, self.new), *([self.also] if self.also else [])):
+            assert text.count(old) == 1, f"{old!r} stands there {text.count(old)} times"
+            text = text.replace(old, new)
+        return text
+
+    def outcome(self, seed: int) -> str:
+        """The report, "wrong" or "right"."""
+        try:
+            if self.gemm is None:
+                ring = RINGS["two stages"]
+                found, expected = run_ring(ring, self.text(), seed), ring.product(*ring.inputs())
+                return "right" if np.allclose(found, expected, rtol=2**-8, atol=0) else "wrong"
+            gemm = Gemm(**self.gemm)
+            found, expected = run_gemm(gemm, self.text(), seed), gemm_product(gemm, *gemm_inputs(gemm))
+            return "right" if np.array_equal(found, expected) else "wrong"
+        except EmulationError as error:
+            return error.fault.text if isinstance(error.fault, Fault) else str(error)
+
+
+FAULTS = tomllib.loads((Path(__file__).parent / "mutations" / "sm90_toys.toml").read_text(encoding="utf-8"))["fault"]
+
+
+@pytest.mark.parametrize("fault", [Wrong(**each) for each in FAULTS], ids=[each["what"] for each in FAULTS])
+def test_a_fault_is_reported(fault: Wrong) -> None:
+    for seed in SEEDS:
+        found = fault.outcome(seed)
+        assert re.search(fault.shows, found), f"seed {seed}: {found}"
+
+
+def test_what_tma_does_with_short_swizzled_rows_is_not_modelled() -> None:
+    with pytest.raises(InvalidInput, match="the emulator needs rows of 128 bytes for this swizzle, not 32"):
+        run_box(Box((64, 8, 1, 1), (16, 8, 1, 1), (0, 0, 0, 0), swizzle=128))
