@@ -320,7 +320,7 @@ class Coordinator:
                 self._show(lane, lane.post.lost)
                 left = [each for each in self._lanes if not each.post.lost]
                 if lane.unfinished and not left:
-                    raise NoDeviceLeftError(lane.post.lost)
+                    raise NoDeviceLeftError("; ".join(self.lost))
                 for target in lane.unfinished:
                     other = min(left, key=lambda each: len(each.unfinished))
                     other.targets.append(target)

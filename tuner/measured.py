@@ -131,16 +131,15 @@ def _row(problem: Problem, target: Target | None, store: Store, gpu: Gpu) -> Row
         return Row(problem=problem, why="the run ended before its turn")
     base = Row(problem=problem, tried=target.tried, known=target.known, why=target.skipped)
     rows = store.measurements(problem=problem, gpu_key=gpu.key, status="ok")
-    ranked = [
+    usable = (
         each
         for each in rank(rows, store.rejected(problem.spec))
         if family(each.config.family).illegal(each.config, problem.spec, gpu) is None
         and each.variant[2] == source_digest(problem.spec, each.config)
-    ]
-    if not ranked:
+    )
+    chosen, following = next(usable, None), next(usable, None)
+    if chosen is None:
         return dataclasses.replace(base, why=target.skipped or "no config was correct, or none was tried in time")
-    chosen, *others = ranked
-    following = others[0] if others else None
     return dataclasses.replace(
         base,
         config=chosen.config,

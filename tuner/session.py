@@ -132,7 +132,7 @@ def _check_devices(devices: Sequence[int], found: Sequence[Gpu], mode: str) -> N
 
 
 def _units(devices: Sequence[int], gpu: Gpu) -> list[CudaUnit]:
-    """Refuses two devices that are one card, which MIG and virtual machines make possible."""
+    """The devices as units. Two that are one card are refused."""
     units = [CudaUnit(index, gpu, unit_uuid(index)) for index in devices]
     seen: dict[str, CudaUnit] = {}
     for unit in units:
