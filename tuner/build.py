@@ -70,22 +70,23 @@ class ProcessBuilder:
         self._open_pool()
 
     def submit(self, source: Source) -> Future[Built]:
-        job = self._jobs.get(source.digest)
+        digest = source.digest
+        job = self._jobs.get(digest)
         if job is None or broken(job):
-            job = self._jobs[source.digest] = self._start(source)
+            job = self._jobs[digest] = self._start(source, digest)
         return job
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._leash.close()
 
-    def _start(self, source: Source) -> Future[Built]:
-        if self._tries[source.digest] == MAX_DEATHS:
+    def _start(self, source: Source, digest: str) -> Future[Built]:
+        if self._tries[digest] == MAX_DEATHS:
             job: Future[Built] = Future()
             error = f"a compile worker died {MAX_DEATHS} times over it, or over another source beside it"
-            job.set_result(Built(digest=source.digest, error=error, crashed=True))
+            job.set_result(Built(digest=digest, error=error, crashed=True))
             return job
-        self._tries[source.digest] += 1
+        self._tries[digest] += 1
         while True:
             try:
                 with interrupts_held():

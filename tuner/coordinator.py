@@ -1,7 +1,7 @@
 """The one thread of a measured run: asks, compiles ahead, hands out to the devices, records what they answer.
 
-Storing a row and asking for a config each take about 10 ms, as long as a good part of a trial. So an idle device is
-handed the next candidate before either, and between any two of them; rows come before asking.
+Storing rows and asking for a config each take about 10 ms, a good part of what a trial takes. So each device has the
+next candidate before it has finished one, and rows come before asking.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Task:
 
 
 class Lane:
-    """A device and the problems that are measured on it. ``tasks`` are to be tried, ``task`` is being tried."""
+    """A device and the problems that are measured on it. ``tasks`` are to be tried, ``trying`` are in its worker."""
 
     def __init__(self, post: Post, targets: Sequence[Target]) -> None:
         self.post = post
         self.targets = list(targets)
         self.tasks: list[Task] = []
-        self.task: Task | None = None
+        self.trying: deque[Task] = deque()
 
     @property
     def unfinished(self) -> list[Target]:
@@ -94,8 +94,8 @@ class Coordinator:
         self.lost: list[str] = []
         """Why devices were given up."""
         self._lanes: list[Lane] = []
-        self._outcomes: deque[tuple[Lane, Task, Outcome]] = deque()
-        """Not stored yet: one for each device at most, as long as rows come before asking."""
+        self._outcomes: list[tuple[Lane, Task, Outcome]] = []
+        """Not stored yet."""
         self._deaths: Counter[tuple[object, ...]] = Counter()
         self._finals_part = 0.0
 
@@ -113,9 +113,9 @@ class Coordinator:
                 self._leave_lost_devices()
                 for lane in self._lanes:
                     self._feed(lane)
-                recorded = self._record_next()
+                recorded = self._record()
             if not recorded and not self._ask():
-                waiting = any(lane.post.idle and lane.unfinished for lane in self._lanes)
+                waiting = any(lane.post.room and lane.unfinished for lane in self._lanes)
                 wait_for_posts(
                     (lane.post for lane in self._lanes if not lane.post.lost),
                     COMPILING_SECONDS if waiting else WATCH_SECONDS,
@@ -125,10 +125,9 @@ class Coordinator:
         """Stores what has been measured and is not stored yet, where the run ends early."""
         with interrupts_held():
             for lane in self._lanes:
-                if (reply := lane.post.poll()) and isinstance(reply.answer, Outcome):
+                while (reply := lane.post.poll()) and isinstance(reply.answer, Outcome):
                     self._settle(lane, reply.answer)
-            while self._record_next():
-                pass
+            self._record()
 
     # Asking and compiling
 
@@ -172,25 +171,20 @@ class Coordinator:
     # Handing out
 
     def _feed(self, lane: Lane) -> None:
-        """Gives an idle worker something to do, if there is anything."""
-        if lane.post.idle and not self._try_next(lane) and not self._outcomes:
-            self._final_next(lane)
-
-    def _try_next(self, lane: Lane) -> bool:
-        """Hands out the next compiled candidate. False if there is nothing left to try."""
+        """Gives the worker what it has room for."""
         if self._search_over:
             lane.tasks.clear()
         lane.tasks = [self._revived(each) for each in lane.tasks]
-        task = next((each for each in lane.tasks if each.job.done()), None)
-        if task is None:
-            return bool(lane.tasks or self._askable(lane))
-        problem, config = task.target.problem, task.config
-        if self._prepared(lane, problem):
+        while lane.post.room and (task := next((each for each in lane.tasks if each.job.done()), None)):
+            problem, config = task.target.problem, task.config
+            if not self._prepared(lane, problem):
+                return
             lane.tasks.remove(task)
-            lane.task = task
+            lane.trying.append(task)
             limit = ATTEMPT_SECONDS + LIMIT_LAUNCHES * predict(problem, config, self.gpu).seconds
             lane.post.ask(Attempt(problem, config, result(task.job), task.target.best), limit)
-        return True
+        if lane.post.idle and not (lane.tasks or self._outcomes or self._askable(lane)):
+            self._final_next(lane)
 
     def _final_next(self, lane: Lane) -> None:
         """Hands out the next final: the finalists are measured again, interleaved with the default."""
@@ -219,10 +213,11 @@ class Coordinator:
         return any(each.source_digest == source_digest(problem.spec, each.config) for each in rows)
 
     def _prepared(self, lane: Lane, problem: Problem) -> bool:
-        """Whether the worker has what ``problem`` needs; asks it to make that if not."""
+        """Whether the worker has what ``problem`` needs; if not, it is asked to make that as soon as it is idle."""
         if problem in lane.post.prepared:
             return True
-        lane.post.ask(Prepare(problem), PREPARE_SECONDS)
+        if lane.post.idle:
+            lane.post.ask(Prepare(problem), PREPARE_SECONDS)
         return False
 
     # What comes back
@@ -247,12 +242,12 @@ class Coordinator:
     def _after_death(self, lane: Lane, target: Target, request: Request, died: Died) -> None:
         """Once more in the next worker, unless the request hung or has cost a worker before."""
         self._deaths[request.key] += died.heard
-        self._show(lane, f"{target.problem}: {request.what}: {died.message}; another worker goes on")
+        if died.heard:
+            self._show(lane, f"{target.problem}: {request.what}: {died.message}; another worker goes on")
         if self._deaths[request.key] >= BLAMED_DEATHS or (died.hung and isinstance(request, Attempt)):
             self._drop(lane, target, request, "timeout" if died.hung else "illegal_access", died.message)
-        elif lane.task is not None:
-            lane.tasks.insert(0, lane.task)
-            lane.task = None
+        elif isinstance(request, Attempt):
+            lane.tasks.insert(0 if died.heard else 1, lane.trying.popleft())
 
     def _drop(self, lane: Lane, target: Target, request: Request, status: str, message: str) -> None:
         """Gives ``request`` up."""
@@ -266,28 +261,27 @@ class Coordinator:
             target.finished = True
 
     def _settle(self, lane: Lane, outcome: Outcome) -> None:
-        assert lane.task is not None
-        self._outcomes.append((lane, lane.task, outcome))
-        lane.task = None
+        self._outcomes.append((lane, lane.trying.popleft(), outcome))
 
-    def _record_next(self) -> bool:
-        """Stores the oldest outcome that is not stored yet; False if there is none."""
+    def _record(self) -> bool:
+        """Stores the outcomes that are not stored yet; False if there are none."""
         if not self._outcomes:
             return False
-        lane, task, outcome = self._outcomes.popleft()
-        target, config = task.target, task.config
-        row = self.store.record(
+        rows = self.store.record_all(
             measurement(
-                outcome, target.problem, config, self.gpu, result(task.job), lane.post.evidence,
+                outcome, task.target.problem, task.config, self.gpu, result(task.job), lane.post.evidence,
                 session=self.session, seed=self.seed,
             )
+            for lane, task, outcome in self._outcomes
         )  # fmt: skip
-        ok = row.status == "ok"
-        if not ok:
-            self.failed[row.status] += 1
-        target.tell(config, row, outcome.seconds if ok else None)
-        self.meter.trials += 1
-        self._show(lane, f"{target.problem}: {config} {_text(outcome)}")
+        for (lane, task, outcome), row in zip(self._outcomes, rows, strict=True):
+            ok = row.status == "ok"
+            if not ok:
+                self.failed[row.status] += 1
+            task.target.tell(task.config, row, outcome.seconds if ok else None)
+            self.meter.trials += 1
+            self._show(lane, f"{task.target.problem}: {task.config} {_text(outcome)}")
+        self._outcomes.clear()
         return True
 
     def _record_final(self, lane: Lane, target: Target, answer: Finished) -> None:
@@ -315,7 +309,7 @@ class Coordinator:
     def _leave_lost_devices(self) -> None:
         """Problems of a device that was given up go on on the others."""
         for lane in self._lanes:
-            if lane.post.lost and lane.post.lost not in self.lost:
+            if lane.post.lost and not lane.trying and lane.post.lost not in self.lost:
                 self.lost.append(lane.post.lost)
                 self._show(lane, lane.post.lost)
                 left = [each for each in self._lanes if not each.post.lost]

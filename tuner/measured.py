@@ -68,7 +68,9 @@ def measure_problems(
         dealt = {problems[at]: post for post, hand in zip(posts, deal(costs, len(posts)), strict=True) for at in hand}
         for problem, post in dealt.items():
             targets[problem] = _target(problem, gpu, store, post.unit, families(problem), spaces[problem], seed)
-        run.run([Lane(each, [targets[problem] for problem in problems if dealt[problem] is each]) for each in posts])
+        lanes = [Lane(each, [targets[problem] for problem in problems if dealt[problem] is each]) for each in posts]
+        with store.snapshot():  # a connection stays open: the last to close tidies SQLite's log up, at each row
+            run.run(lanes)
     except KeyboardInterrupt:
         interrupted = True
     except NoDeviceLeftError as error:

@@ -1,9 +1,14 @@
-"""A device that always has a worker: deaths and hangs are noticed here, and the next worker is started."""
+"""A device that always has a worker: deaths and hangs are noticed here, and the next worker is started.
+
+A worker may be handed a second candidate while it tries the first, so that a device never waits for its session.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -12,7 +17,7 @@ from flashtune.codegen.problem import Problem
 
 from .build import USUAL_CAUSES
 from .trial import Evidence
-from .worker import Answer, Lost, Prepare, Ready, Request, Unit, Worker
+from .worker import Answer, Attempt, Lost, Prepare, Ready, Request, Unit, Worker
 
 logger = logging.getLogger("flashtune")
 
@@ -37,7 +42,7 @@ class Died:
     message: str
     hung: bool = False
     heard: bool = True
-    """False where it was dead before it could hear of the request."""
+    """False where it had not come to the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,17 @@ class Reply:
     answer: Answer | Died
 
 
+class _Asked:
+    """A request with its limit in seconds, from when the worker comes to it."""
+
+    def __init__(self, request: Request, seconds: float) -> None:
+        self.request = request
+        self.seconds = seconds
+        self.heard = True
+
+
 class Post:
-    """Keeps ``unit`` staffed. One request at a time; :meth:`poll` gives what came of it.
+    """Keeps ``unit`` staffed. :meth:`poll` gives what came of each request, in their order.
 
     ``lost`` says why there is no worker any more, and stays empty until then.
     """
@@ -63,19 +77,28 @@ class Post:
         self._hire = hire
         self._clock = clock
         self._worker: Worker | None = None
-        self._request: Request | None = None
+        self._asked: deque[_Asked] = deque()
+        """What the worker is at, then what comes next."""
+        self._replies: deque[Reply] = deque()
         self._deadline = 0.0
         self._polled = clock()
         self._last_words = ""
-        self._ready = self._heard = self._answered = self._hung = self._dying = False
+        self._ready = self._answered = self._hung = self._dying = False
         self._idle_deaths = 0
         self._fruitless_deaths = 0
         self._start()
 
     @property
     def idle(self) -> bool:
-        """Whether a request may be made."""
-        return self._ready and self._request is None and not self._dying and not self.lost
+        """Whether the worker waits for a request."""
+        return self._ready and not (self._asked or self._replies or self._dying or self.lost)
+
+    @property
+    def room(self) -> bool:
+        """Whether a candidate may be handed out: to an idle worker, or behind a single other candidate."""
+        if len(self._asked) == 1 and not self._replies and not self._dying:
+            return isinstance(self._asked[0].request, Attempt)
+        return self.idle
 
     @property
     def connection(self) -> Connection | None:
@@ -88,19 +111,21 @@ class Post:
         return self._dying
 
     def ask(self, request: Request, seconds: float) -> None:
-        """Hands ``request`` to the idle worker, which is killed after ``seconds``."""
-        assert self.idle
+        """Hands ``request`` to the worker, which is killed if it spends more than ``seconds`` on it."""
+        assert self.room
         assert self._worker is not None
-        self._request = request
-        self._deadline = self._clock() + seconds
+        self._asked.append(_Asked(request, seconds))
+        if len(self._asked) == 1:
+            self._deadline = self._clock() + seconds
         try:
             self._worker.send(request)
-            self._heard = True
         except OSError:  # poll() finds out what happened
-            self._heard = False
+            self._asked[-1].heard = False
 
     def poll(self) -> Reply | None:
-        """What came of the request, if anything did since."""
+        """What came of the oldest request, if anything did since."""
+        if self._replies:
+            return self._replies.popleft()
         if self._worker is None:
             return None
         now, before = self._clock(), self._polled
@@ -109,15 +134,17 @@ class Post:
             self._deadline += now - before
         try:
             while not self._dying and self._worker.connection.poll():
-                if (reply := self._hear(self._worker.receive())) is not None:
+                if reply := self._hear(self._worker.receive()):
                     return reply
         except (EOFError, OSError):
             self._dying = True
             self._worker.kill()
             self._deadline = now + KILL_SECONDS
         if self._dying and (fate := self._worker.fate()):
-            return self._bury(fate)
-        return self._overdue(self._worker) if now >= self._deadline else None
+            self._bury(fate)
+        elif now >= self._deadline:
+            self._overdue(self._worker)
+        return self._replies.popleft() if self._replies else None
 
     def end(self) -> None:
         """Ends the worker at once, for good."""
@@ -141,43 +168,45 @@ class Post:
         if isinstance(answer, Lost):
             self._last_words = answer.message  # its end follows
             return None
-        self._deadline = float("inf")
         if isinstance(answer, Ready):
             self._ready = True
             self.evidence = answer.evidence
+            self._deadline = math.inf
             return None
-        assert self._request is not None
         self._answered = True
         self._idle_deaths = 0
-        request, self._request = self._request, None
+        request = self._asked.popleft().request
+        self._deadline = self._clock() + self._asked[0].seconds if self._asked else math.inf
         if not isinstance(request, Prepare):
             self._fruitless_deaths = 0
         return Reply(request, answer)
 
-    def _overdue(self, worker: Worker) -> Reply | None:
+    def _overdue(self, worker: Worker) -> None:
         if not self._hung and not self._dying:
             self._hung = True
             self._deadline = self._clock() + KILL_SECONDS
             worker.kill()
-            return None
-        message = "its worker hangs and can't be killed"
-        self._give_up(message)
-        return self._dead(message)
+        else:
+            message = "its worker hangs and can't be killed"
+            self._give_up(message)
+            self._take_back(message)
 
-    def _bury(self, fate: str) -> Reply | None:
-        """After the death of the worker: starts another one, and tells of the request."""
+    def _bury(self, fate: str) -> None:
+        """After the death of the worker: starts another one."""
         message = self._last_words or f"its worker {fate}"
         if self._hung:
             message = "its worker was killed at the time limit"
-        reply = self._dead(message)
+        self._take_back(message)
         self.end()
         self._count_death(message)
         self._start()
-        return reply
 
-    def _dead(self, message: str) -> Reply | None:
-        request, self._request = self._request, None
-        return Reply(request, Died(message, self._hung, self._heard)) if request is not None else None
+    def _take_back(self, message: str) -> None:
+        """Makes replies of what the dead worker was asked: it was at the first, if it heard of it."""
+        for number, asked in enumerate(self._asked):
+            died = Died(message, self._hung, asked.heard) if number == 0 else Died(message, heard=False)
+            self._replies.append(Reply(asked.request, died))
+        self._asked.clear()
 
     def _count_death(self, message: str) -> None:
         logger.info("%s: %s", self.unit.name, message)

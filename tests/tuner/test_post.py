@@ -8,11 +8,15 @@ from tuner_fakes import FAMILY, GPU, FakeBench, LocalWorker, problem
 from flashtune.tuner import post
 from flashtune.tuner.build import Built
 from flashtune.tuner.post import Died, Post, Reply
+from flashtune.tuner.space import make_space
 from flashtune.tuner.trial import Outcome
-from flashtune.tuner.worker import Attempt, Request
+from flashtune.tuner.worker import Attempt, Prepare, Request
 
 PROBLEM = problem()
-ATTEMPT = Attempt(PROBLEM, FAMILY.default(PROBLEM.spec, GPU), Built(digest="a" * 64, registers=96), None)
+ATTEMPT, OTHER = (
+    Attempt(PROBLEM, config, Built(digest="a" * 64, registers=96), None)
+    for config in make_space(PROBLEM, GPU, FAMILY).configs[:2]
+)
 
 
 class Silent(LocalWorker):
@@ -20,13 +24,17 @@ class Silent(LocalWorker):
 
     deaf = False
 
+    def __init__(self, unit: FakeBench) -> None:
+        super().__init__(unit)
+        self.asked: list[Request] = []
+
     def send(self, request: Request) -> None:
         if self._answers.closed:
             raise BrokenPipeError
-        self.asked = request
+        self.asked.append(request)
 
     def answer(self) -> None:
-        super().send(self.asked)
+        super().send(self.asked.pop(0))
 
     def kill(self) -> None:
         if not self.deaf:
@@ -71,6 +79,39 @@ def test_an_answer_in_time_is_the_reply(stage: Stage) -> None:
     assert stage.post.idle
     assert stage.wait(1000.0) is None, "an idle worker has no limit"
     assert len(stage.workers) == 1
+
+
+def test_a_second_candidate_waits_in_the_worker_and_its_time_begins_with_its_turn(stage: Stage) -> None:
+    stage.post.ask(ATTEMPT, 10.0)
+    assert stage.post.room
+    stage.post.ask(OTHER, 10.0)
+    assert not stage.post.room
+    assert stage.wait(8.0) is None
+    stage.workers[0].answer()
+    reply = stage.wait(1.0)
+    assert reply is not None
+    assert reply.request == ATTEMPT
+    assert stage.wait(8.0) is None
+    stage.workers[0].answer()
+    reply = stage.wait(1.0)
+    assert reply is not None
+    assert reply.request == OTHER
+
+
+def test_only_the_first_candidate_is_blamed_for_a_death(stage: Stage) -> None:
+    stage.post.ask(ATTEMPT, 10.0)
+    stage.post.ask(OTHER, 10.0)
+    stage.workers[0].kill()
+    assert stage.post.poll() == Reply(ATTEMPT, Died("its worker was closed"))
+    assert not stage.post.room
+    assert stage.post.poll() == Reply(OTHER, Died("its worker was closed", heard=False))
+    assert stage.post.poll() is None
+    assert stage.post.idle
+
+
+def test_nothing_waits_behind_what_is_no_candidate(stage: Stage) -> None:
+    stage.post.ask(Prepare(PROBLEM), 10.0)
+    assert not stage.post.room
 
 
 def test_a_worker_past_its_limit_is_replaced(stage: Stage) -> None:

@@ -136,6 +136,8 @@ class LocalWorker:
             self._answers.send(Ready(self.bench.evidence))
 
     def send(self, request: Request) -> None:
+        if self._answers.closed:
+            raise BrokenPipeError
         said = answer(request, self.bench)
         self._answers.send(said)
         if isinstance(said, Lost):
