@@ -30,7 +30,6 @@ inline void check_warpgroup_end(u32 warp) {
 }
 
 inline void start_asynchronous() {
-  memset(barrier_here, 0, sizeof barrier_here);
   loads_in_flight = 0;
   for (NamedBarrier& barrier : named_barriers) {
     barrier.arrived = 0;
@@ -67,6 +66,9 @@ inline void end_asynchronous() {
           "memory, initialised at @%x@",
           barrier.loaded - 1, barrier.offset, writes.counter[barrier.offset / kCellBytes]);
     }
+  }
+  for (u32 index = 0; index < num_barriers; ++index) {
+    barrier_here[barriers[index].offset / 8] = 0;
   }
   for (u32 index = 0; index < num_threads; ++index) {
     for (const Store& store : threads[index].stores) {

@@ -30,11 +30,11 @@ struct Barrier {
   u32 clock;     // of that
   std::vector<Load> loads;
   std::vector<Thread*> waiters;
-  Knowledge arriving;   // what comes before the completion of this phase
-  Knowledge completed;  // and of the last
 };
 inline Barrier barriers[kMaxBarriers];
-inline u16 barrier_here[kSharedLimit / 8];  // index + 1 of the mbarrier at these 8 bytes
+inline Knowledge arriving_at[kMaxBarriers];    // what comes before the completion of the phase of each
+inline Knowledge completion_of[kMaxBarriers];  // and of the last one
+inline u16 barrier_here[kSharedLimit / 8];     // index + 1 of the mbarrier at these 8 bytes
 inline u32 loads_in_flight = 0;
 
 inline void deliver(Barrier& barrier, const Load& load);  // tma.h
@@ -93,7 +93,7 @@ extern "C" void emulator_mbarrier_init(u32 address, u32 count) {
   barrier.clock = clock_of(*current);
   barrier.loads.clear();
   barrier.waiters.clear();
-  barrier.arriving.used = barrier.completed.used = false;
+  arriving_at[num_barriers - 1].used = completion_of[num_barriers - 1].used = false;
   run_ahead(*current);
 }
 
@@ -148,10 +148,11 @@ inline void complete_if_done(Barrier& barrier) {
   }
   ++barrier.phase;
   barrier.pending = barrier.count;
-  barrier.arriving.begin();
-  barrier.arriving.done.writer[kMaxThreads + index_of(barrier)] = barrier.phase;
-  barrier.completed.used = false;
-  barrier.completed.join(barrier.arriving);
+  const u32 index = index_of(barrier);
+  arriving_at[index].begin();
+  arriving_at[index].done.writer[kMaxThreads + index] = barrier.phase;
+  completion_of[index].used = false;
+  completion_of[index].join(arriving_at[index]);
   for (Thread* waiter : barrier.waiters) {
     wake(*waiter);
   }
@@ -171,7 +172,7 @@ inline void arrive_at(Barrier& barrier) {
     fault("arrives once more at the mbarrier at byte %u of shared memory, whose phase %u has had its %u arrivals",
           barrier.offset, barrier.phase, barrier.count);
   }
-  release(*current, barrier.arriving);
+  release(*current, arriving_at[index_of(barrier)]);
   --barrier.pending;
   complete_if_done(barrier);
 }
@@ -191,7 +192,7 @@ inline bool has_completed(const Barrier& barrier, u32 parity) {
 }
 
 inline void observe(Barrier& barrier) {
-  acquire(*current, barrier.completed);
+  acquire(*current, completion_of[index_of(barrier)]);
   barrier.observed = barrier.phase;
 }
 

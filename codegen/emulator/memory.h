@@ -91,7 +91,7 @@ inline u32 writer_of(u32 stamp) {
 }
 
 // A stamp that `thread` can't know from the barriers of its warp.
-inline void check_stamp(const Thread& thread, u32 stamp, u32 cell, const char* doing) {
+[[gnu::noinline]] inline void check_stamp(const Thread& thread, u32 stamp, u32 cell, const char* doing) {
   const u32 writer = writer_of(stamp), byte = cell * kCellBytes, counter = writes.counter[cell];
   if (writer == kBarrierItself) {
     fault("%s shared memory at byte %u, where an mbarrier lies: initialised at @%x@", doing, byte, counter);
@@ -116,42 +116,44 @@ inline void check_stamp(const Thread& thread, u32 stamp, u32 cell, const char* d
   }
 }
 
-// `lane` is that of the current thread, or kWarpLanes where the whole warp gets what is read.
-inline void check_written(u32 cell, u32 lane, const char* doing) {
+// `me` is the warp of the current thread, `own` its number; or none, where the whole warp gets what is read.
+inline void check_written(u32 cell, u32 me, u32 own, const char* doing) {
   const u32 stamp = writes.stamp[cell];
   if (stamp == 0) {
     return;
   }
   const u32 writer = writer_of(stamp);
-  const u32 me = current->warp->index;
   const bool plain = !(stamp & kInFlight) && writer < kMaxThreads;
-  if (plain && ((stamp & kClockLimit) < known[me][writer / kWarpLanes] || writer == me * kWarpLanes + lane)) {
+  if (plain && ((stamp & kClockLimit) < known[me][writer / kWarpLanes] || writer == own)) {
     return;
   }
   check_stamp(*current, stamp, cell, doing);
 }
 
 inline void stamp_read(u32 offset, u32 bytes, u32 lane, u32 counter) {
-  const u32 me = current->warp->index;
-  const Stamps& mine = reads[me];
-  const u32 clock = clock_of(*current);
+  const u32 me = current->warp->index, own = lane == kWarpLanes ? kBarrierItself : current->index;
+  u32* const stamps = reads[me].stamp;
+  u32* const counters = reads[me].counter;
+  const u32 clock = clock_of(*current), fresh = clock << kLaneBits | (lane + 1), ordered = known[me][me];
   const u32 end = (offset + bytes - 1) / kCellBytes;
   for (u32 cell = offset / kCellBytes; cell <= end; ++cell) {
-    check_written(cell, lane, "reads");
-    const u32 before = mine.stamp[cell];
+    check_written(cell, me, own, "reads");
+    const u32 before = stamps[cell];
     if (before & kInFlight) {
       continue;  // what reads it later says more
     }
     // Lanes that nothing orders: both must be known to who writes next.
-    const bool other = before >> kLaneBits >= known[me][me] && before != 0 && before % (1u << kLaneBits) != lane + 1;
-    const u32 first = before >> kLaneBits < clock ? before >> kLaneBits : clock;
-    mine.stamp[cell] = other ? first << kLaneBits | kManyLanes : clock << kLaneBits | (lane + 1);
-    mine.counter[cell] = counter;
+    u32 after = fresh;
+    if (before >> kLaneBits >= ordered && (before ^ fresh) % (1u << kLaneBits) != 0 && before != 0) {
+      after = (before >> kLaneBits < clock ? before >> kLaneBits : clock) << kLaneBits | kManyLanes;
+    }
+    stamps[cell] = after;
+    counters[cell] = counter;
   }
 }
 
 // A read that the barriers of the writer's warp don't order before a write.
-inline void check_reader(u32 warp, u32 read, u32 cell, const char* doing) {
+[[gnu::noinline]] inline void check_reader(u32 warp, u32 read, u32 cell, const char* doing) {
   const u32 lane = read % (1u << kLaneBits), clock = (read & ~kInFlight) >> kLaneBits;
   const u32 first = warp * kWarpLanes;
   if (read & kInFlight) {
@@ -173,32 +175,32 @@ inline void check_reader(u32 warp, u32 read, u32 cell, const char* doing) {
             reads[warp].counter[cell]);
 }
 
-inline void check_readers(u32 cell, const char* doing) {
-  const u32 me = current->warp->index;
+inline void check_readers(u32 cell, u32 me, const char* doing) {
+  const u32 lane = current->lane + 1;
   for (u32 warp = 0; warp < num_warps; ++warp) {
     const u32 read = reads[warp].stamp[cell];
     // What is in flight has the top bit, so it is never below.
     if (read >> kLaneBits >= known[me][warp] && read != 0 &&
-        (warp != me || read % (1u << kLaneBits) != current->lane + 1 || read & kInFlight)) {
+        (warp != me || read % (1u << kLaneBits) != lane || read & kInFlight)) {
       check_reader(warp, read, cell, doing);
     }
   }
 }
 
 inline void stamp_write(u32 offset, u32 bytes, u32 counter, u32 flag = 0) {
-  const u32 stamp = flag | current->index << kClockBits | clock_of(*current);
+  const u32 me = current->warp->index, stamp = flag | current->index << kClockBits | clock_of(*current);
   const u32 end = (offset + bytes - 1) / kCellBytes;
   const char* doing = flag ? "starts a copy to" : "writes";
   for (u32 cell = offset / kCellBytes; cell <= end; ++cell) {
-    check_written(cell, current->lane, doing);
-    check_readers(cell, doing);
+    check_written(cell, me, current->index, doing);
+    check_readers(cell, me, doing);
     writes.stamp[cell] = stamp;
     writes.counter[cell] = counter;
   }
 }
 
 // What the asynchronous proxy (TMA, wgmma) reads, or writes over, must have been written by it, or be fenced.
-inline void check_fenced(const Thread& thread, u32 cell, const char* doing) {
+[[gnu::noinline]] inline void check_fenced(const Thread& thread, u32 cell, const char* doing) {
   const u32 stamp = writes.stamp[cell], writer = writer_of(stamp);
   if (stamp != 0 && writer < kMaxThreads && !knows_fenced(thread, writer, stamp & kClockLimit)) {
     fault(
@@ -246,7 +248,7 @@ inline void check_global(const void* pointer, size_t bytes, bool write) {
 }
 
 // Local variables that are registers of a wgmma.
-inline void touch_registers(uintptr_t address, size_t bytes, bool write) {
+[[gnu::noinline]] inline void touch_registers(uintptr_t address, size_t bytes, bool write) {
   std::vector<Registers>& all = current->registers;
   for (size_t index = 0; index < all.size(); ++index) {
     Registers& each = all[index];

@@ -26,17 +26,17 @@ struct Clocks {
   bool cover(u32 by, u32 clock) const {
     return clock < writer[by] || (by < kMaxThreads && clock < warp[by / kWarpLanes]);
   }
-  void clear() {
+  [[gnu::noinline]] void clear() {
     memset(warp, 0, sizeof warp);
     memset(writer, 0, num_threads * sizeof(u32));
     memset(writer + kMaxThreads, 0, sizeof(u32) * kMaxBarriers);
   }
-  void join(const Clocks& other) {
+  [[gnu::noinline]] void join(const Clocks& other) {
     raise(warp, other.warp, num_warps);
     raise(writer, other.writer, num_threads);
     raise(writer + kMaxThreads, other.writer + kMaxThreads, num_barriers);
   }
-  static void raise(u32* target, const u32* source, u32 count) {
+  [[gnu::noinline]] static void raise(u32* target, const u32* source, u32 count) {
     for (u32 index = 0; index < count; ++index) {
       target[index] = target[index] > source[index] ? target[index] : source[index];
     }
@@ -55,7 +55,7 @@ struct Knowledge {
       used = true;
     }
   }
-  void join(const Knowledge& other) {
+  [[gnu::noinline]] void join(const Knowledge& other) {
     if (other.used) {
       begin();
       done.join(other.done);
@@ -81,10 +81,7 @@ inline void run_ahead(Thread& thread) {
   ++thread.ahead;
   thread.warp->uneven = true;
 }
-inline void even(Warp& warp) {
-  if (!warp.uneven) {
-    return;
-  }
+[[gnu::noinline]] inline void make_even(Warp& warp) {
   u32 most = 0;
   for (u32 lane = 0; lane < kWarpLanes; ++lane) {
     most = warp.lanes[lane].ahead > most ? warp.lanes[lane].ahead : most;
@@ -94,14 +91,20 @@ inline void even(Warp& warp) {
   tick(warp.index, most);
 }
 
-inline bool knows(const Thread& thread, u32 writer, u32 clock) {
+inline void even(Warp& warp) {
+  if (warp.uneven) {
+    make_even(warp);
+  }
+}
+
+[[gnu::noinline]] inline bool knows(const Thread& thread, u32 writer, u32 clock) {
   const u32 warp = thread.warp->index;
   return (writer < kMaxThreads && clock < known[warp][writer / kWarpLanes]) ||
          (warp_knowledge[warp].used && warp_knowledge[warp].done.cover(writer, clock)) ||
          (thread_knowledge[thread.index].used && thread_knowledge[thread.index].done.cover(writer, clock));
 }
 
-inline bool knows_fenced(const Thread& thread, u32 writer, u32 clock) {
+[[gnu::noinline]] inline bool knows_fenced(const Thread& thread, u32 writer, u32 clock) {
   const u32 warp = thread.warp->index;
   return (warp_knowledge[warp].used && warp_knowledge[warp].fenced.cover(writer, clock)) ||
          (thread_knowledge[thread.index].used && thread_knowledge[thread.index].fenced.cover(writer, clock));
@@ -136,10 +139,7 @@ inline void fence_async(Thread& thread) {
 }
 
 // What the lanes of a warp know, all of them know from here on.
-inline void pool(Warp& warp) {
-  if (!anyone_knows_more) {
-    return;
-  }
+[[gnu::noinline]] inline void pool(Warp& warp) {
   for (u32 lane = 0; lane < kWarpLanes; ++lane) {
     Knowledge& mine = thread_knowledge[warp.lanes[lane].index];
     warp_knowledge[warp.index].join(mine);
@@ -151,7 +151,9 @@ inline void order_warp(Warp& warp) {
   even(warp);
   tick(warp.index, 1);
   known[warp.index][warp.index] = clocks[warp.index];
-  pool(warp);
+  if (anyone_knows_more) {
+    pool(warp);
+  }
 }
 
 // A barrier of the block: everything so far comes before everything that follows.

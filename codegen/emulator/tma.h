@@ -131,8 +131,8 @@ extern "C" void emulator_tma_load(u32 target, const void* pointer, u32 barrier_a
   const u32 counter = CALLER;
   const u32 stamp = kInFlight | (kMaxThreads + index_of(barrier)) << kClockBits | barrier.phase;
   for (u32 cell = offset / kCellBytes; cell < (offset + bytes) / kCellBytes; ++cell) {
-    check_written(cell, current->lane, "starts a TMA load to");
-    check_readers(cell, "starts a TMA load to");
+    check_written(cell, current->warp->index, current->index, "starts a TMA load to");
+    check_readers(cell, current->warp->index, "starts a TMA load to");
     check_fenced(*current, cell, "starts a TMA load to");
     writes.stamp[cell] = stamp;
     writes.counter[cell] = counter;
@@ -166,7 +166,7 @@ inline void deliver(Barrier& barrier, const Load& load) {
 }
 
 // ---- Stores: shared memory is read at bulk_wait_read, the tensor written at bulk_wait or when the block ends ----
-inline void mark_read(const Thread& thread, u32 offset, u32 bytes, u32 flag, u32 lane, u32 counter) {
+[[gnu::noinline]] inline void mark_read(const Thread& thread, u32 offset, u32 bytes, u32 flag, u32 lane, u32 counter) {
   const Stamps& mine = reads[thread.warp->index];
   for (u32 cell = offset / kCellBytes; cell < (offset + bytes) / kCellBytes; ++cell) {
     mine.stamp[cell] = flag | clock_of(thread) << kLaneBits | lane;
@@ -179,7 +179,7 @@ extern "C" void emulator_tma_store(const void* pointer, u32 source, u32 rank, co
   const TensorMap& map = *map_at(pointer, rank, instruction);
   const u32 offset = tile_offset(map, source, instruction), bytes = map.row_bytes() * map.rows();
   for (u32 cell = offset / kCellBytes; cell < (offset + bytes) / kCellBytes; ++cell) {
-    check_written(cell, current->lane, "starts a TMA store of");
+    check_written(cell, current->warp->index, current->index, "starts a TMA store of");
     check_fenced(*current, cell, "starts a TMA store of");
   }
   for_parts(map, coordinates, [](u32, const char* target, u32 length) {

@@ -74,7 +74,7 @@ struct Product {
 struct Products {
   std::vector<Product> pending;
   u32 committed;
-  bool fenced;  // since the last commit or wait
+  bool fenced;  // since the last wait
 };
 inline Products products_of[kMaxWarps];
 
@@ -90,7 +90,7 @@ struct WgmmaRequest {
   bool accumulate;
 };
 
-inline void mark_units(const Warp& warp, const std::vector<u32>& units, u32 flag, u32 counter) {
+[[gnu::noinline]] inline void mark_units(const Warp& warp, const std::vector<u32>& units, u32 flag, u32 counter) {
   const Stamps& mine = reads[warp.index];
   const u32 stamp = flag | clocks[warp.index] << kLaneBits | kAnyLane;
   for (const u32 offset : units) {
@@ -109,7 +109,7 @@ inline void mark_products(const Warp& warp) {
 }
 
 // All lanes must know what is read.
-inline void check_units(const Warp& warp, const std::vector<u32>& units, const char* doing) {
+[[gnu::noinline]] inline void check_units(const Warp& warp, const std::vector<u32>& units, const char* doing) {
   u32 last = 0;
   for (const u32 offset : units) {
     for (u32 cell = offset / kCellBytes; cell < (offset + 16) / kCellBytes; ++cell) {
@@ -130,8 +130,9 @@ inline void check_units(const Warp& warp, const std::vector<u32>& units, const c
   }
 }
 
-// Notes local variables as registers of a product. `fenced`: there was a wgmma.fence since the last commit or wait.
-inline void use_registers(Thread& thread, const void* begin, u32 bytes, bool result, bool fenced, u32 counter) {
+// Notes local variables as registers of a product. `fenced`: there was a wgmma.fence since the last wait.
+[[gnu::noinline]] inline void use_registers(Thread& thread, const void* begin, u32 bytes, bool result, bool fenced,
+                                            u32 counter) {
   const uintptr_t first = reinterpret_cast<uintptr_t>(begin);
   Registers* found = nullptr;
   for (Registers& each : thread.registers) {
@@ -263,8 +264,8 @@ extern "C" void emulator_wgmma(float* d, u32 n, bool bfloat16, u64 a, const u32*
   arrive(kWgmma, &mine, {file, line});
 }
 
-inline void gather(const Product& product, const std::vector<u32>& units, bool transposed, u32 count, u32 stride,
-                   double* target) {
+[[gnu::noinline]] inline void gather(const Product& product, const std::vector<u32>& units, bool transposed, u32 count,
+                                     u32 stride, double* target) {
   // target[k * stride + i] for i of M or N: units are 8 of K of one i, or 8 of i of one K.
   for (u32 index = 0; index < units.size(); ++index) {
     u16 values[8];
@@ -362,7 +363,6 @@ inline const Operation kWgmmaWait = {"wgmma.wait_group", run_wgmma_wait};
 inline void run_wgmma_commit(Warp& warp) {
   step(warp);
   ++products_of[warp.index].committed;
-  products_of[warp.index].fenced = false;
 }
 inline const Operation kWgmmaCommit = {"wgmma.commit_group", run_wgmma_commit};
 

@@ -133,6 +133,20 @@ def test_a_producer_and_consumers_share_a_ring_of_tiles(ring: Any) -> None:
         np.testing.assert_array_equal(from_memory(arrays["c"].get(), ring.dtype), expected)
 
 
+@pytest.mark.parametrize("case", toys.ATTENTIONS.values(), ids=toys.ATTENTIONS)
+def test_attention_in_a_pipeline(case: Any) -> None:
+    values = case.inputs()
+    arrays = {name: on_device(to_memory(each, case.dtype)) for name, each in zip("qkv", values, strict=True)}
+    arrays["o"] = on_device(np.zeros((case.heads, case.rows, 64), np.uint16))
+    arguments = [*(encoded(described, arrays[name]) for name, described in case.maps().items()), *case.numbers()]
+    source = toys.device_source(toys.ATTENTION, case.names())
+    for _ in range(20):
+        arrays["o"].set(np.full((case.heads, case.rows, 64), 0xFFFF, np.uint16))
+        launch(source, arguments, case.blocks, 384, case.shared_memory)
+        found = from_memory(arrays["o"].get(), case.dtype)
+        assert case.error(found, case.expected(*values)) < toys.ATTENTION_ERROR[case.dtype]
+
+
 @pytest.mark.parametrize("box", toys.BOXES.values(), ids=toys.BOXES)
 def test_tiles_at_the_edges_of_tensors(box: Any) -> None:
     memory = box.memory()
@@ -149,13 +163,17 @@ def test_tiles_at_the_edges_of_tensors(box: Any) -> None:
     np.testing.assert_array_equal(second.get(), box.stored())
 
 
-def test_the_driver_takes_what_the_description_allows() -> None:
-    """Strides in any order, of 0, and the largest box."""
-    memory = on_device(np.zeros(1 << 20, np.uint16))
-    for described in (
-        TensorMap(0, "bfloat16", (64, 256, 4, 2), (512, 128, 131072), (64, 256, 1, 1), swizzle=128),
-        TensorMap(0, "float16", (8, 100, 2, 1), (16, 0, 1600), (8, 100, 1, 1)),
-        TensorMap(0, "float32", (256, 256, 1, 1), (1024, 16, 16), (256, 256, 1, 1)),
-        TensorMap(16, "float16", (2**32, 1, 1, 1, 1), (16, 16, 16, 2**40 - 16), (32, 1, 1, 1, 1), swizzle=64),
-    ):
-        assert len(encoded(described, memory)) == MAP_BYTES
+DESCRIBED = {
+    "dimensions in any order": TensorMap(
+        0, "bfloat16", (64, 256, 4, 2), (512, 128, 131072), (64, 256, 1, 1), swizzle=128
+    ),
+    "a stride of 0": TensorMap(0, "float16", (8, 100, 2, 1), (16, 0, 1600), (8, 100, 1, 1)),
+    "the largest box": TensorMap(0, "float32", (256, 256, 1, 1), (1024, 16, 16), (256, 256, 1, 1)),
+    "the largest dimension": TensorMap(16, "float16", (2**32, 1, 1, 1, 1), (16, 16, 16, 16), (32, 1, 1, 1, 1), 64),
+    "the largest stride": TensorMap(16, "float16", (64, 2, 1, 1), (2**40 - 16, 16, 16), (32, 1, 1, 1), swizzle=64),
+}
+
+
+@pytest.mark.parametrize("described", DESCRIBED.values(), ids=DESCRIBED)
+def test_the_driver_takes_what_the_description_allows(described: TensorMap) -> None:
+    assert len(encoded(described, on_device(np.zeros(1 << 20, np.uint16)))) == MAP_BYTES

@@ -12,7 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sm90_toys import BOX, BOXES, GEMM, GEMMS, RING, RINGS, Box, Gemm, Ring, gemm_inputs, gemm_product, run_toy
+from sm90_toys import (
+    ATTENTION,
+    ATTENTION_ERROR,
+    ATTENTIONS,
+    BOX,
+    BOXES,
+    GEMM,
+    GEMMS,
+    RING,
+    RINGS,
+    Attention,
+    Box,
+    Gemm,
+    Ring,
+    gemm_inputs,
+    gemm_product,
+    run_toy,
+)
 
 from flashtune.codegen.bits import to_memory
 from flashtune.codegen.emulator.faults import Fault
@@ -40,6 +57,17 @@ def run_ring(ring: Ring, text: str = RING, seed: int = 0) -> Array:
     arguments = [*(Mapped(tensor, ring.maps()[tensor.name]) for tensor in tensors), np.int32(ring.tiles)]
     grid = (ring.blocks, 1, 1)
     return run_toy(text, ring.names(), arguments, 256, ring.shared_memory, seed=seed, grid=grid)["c"]
+
+
+def run_attention(case: Attention, text: str = ATTENTION, seed: int = 0) -> float:
+    """The error."""
+    values = case.inputs()
+    inputs = [plain_tensor(name, each, case.dtype) for name, each in zip("qkv", values, strict=True)]
+    tensors = [*inputs, output_tensor("o", case.dtype, (case.heads, case.rows, 64))]
+    arguments = [*(Mapped(tensor, case.maps()[tensor.name]) for tensor in tensors), *case.numbers()]
+    grid = (case.blocks, 1, 1)
+    found = run_toy(text, case.names(), arguments, 384, case.shared_memory, seed=seed, grid=grid)["o"]
+    return case.error(found, case.expected(*values))
 
 
 def bits_tensor(name: str, memory: Array, *, writable: bool) -> Tensor:
@@ -78,6 +106,12 @@ def test_a_producer_and_consumers_share_a_ring_of_tiles(ring: Ring) -> None:
         np.testing.assert_array_equal(found, expected, err_msg=f"seed {seed}")
 
 
+@pytest.mark.parametrize("case", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_attention_in_a_pipeline(case: Attention) -> None:
+    for seed in range(6):
+        assert run_attention(case, seed=seed) < ATTENTION_ERROR[case.dtype], f"seed {seed}"
+
+
 @pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
 def test_tiles_at_the_edges_of_tensors(box: Box) -> None:
     seen, stored = run_box(box)
@@ -95,11 +129,12 @@ class Wrong:
     old: str
     new: str
     shows: str
+    toy: str = "ring"
     gemm: Mapping[str, Any] | None = None
     also: Sequence[str] = ()
 
     def text(self) -> str:
-        text = RING if self.gemm is None else GEMM
+        text = {"ring": RING, "attention": ATTENTION}[self.toy] if self.gemm is None else GEMM
         for old, new in ((self.old, self.new), *([self.also] if self.also else [])):
             assert text.count(old) == 1, f"{old!r} stands there {text.count(old)} times"
             text = text.replace(old, new)
@@ -108,6 +143,9 @@ class Wrong:
     def outcome(self, seed: int) -> str:
         """The report, "wrong" or "right"."""
         try:
+            if self.toy == "attention":
+                error = run_attention(SHORT, self.text(), seed)
+                return "right" if error < ATTENTION_ERROR[SHORT.dtype] else "wrong"
             if self.gemm is None:
                 ring = RINGS["two stages"]
                 found, expected = run_ring(ring, self.text(), seed), ring.product(*ring.inputs())
@@ -115,10 +153,11 @@ class Wrong:
             gemm = Gemm(**self.gemm)
             found, expected = run_gemm(gemm, self.text(), seed), gemm_product(gemm, *gemm_inputs(gemm))
             return "right" if np.array_equal(found, expected) else "wrong"
-        except EmulationError as error:
-            return error.fault.text if isinstance(error.fault, Fault) else str(error)
+        except EmulationError as report:
+            return report.fault.text if isinstance(report.fault, Fault) else str(report)
 
 
+SHORT = Attention(rows=100, keys=256, heads=2, blocks=1)
 FAULTS = tomllib.loads((Path(__file__).parent / "mutations" / "sm90_toys.toml").read_text(encoding="utf-8"))["fault"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from sm90_toys import BOX, BOXES, GEMM, GEMMS, HEAD, RING, RINGS, device_source
+from sm90_toys import ATTENTION, ATTENTIONS, BOX, BOXES, GEMM, GEMMS, HEAD, RING, RINGS, device_source
 
 from flashtune.codegen.compile import compile_source
 
@@ -124,6 +124,13 @@ def test_the_products_compile(name: str) -> None:
 def test_the_rings_compile(name: str) -> None:
     built = compile_source(device_source(RING, RINGS[name].names()), "sm_90a")
     assert not BAD.search(built.log), built.log
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_compiles_and_spills_nothing(name: str) -> None:
+    built = compile_source(device_source(ATTENTION, ATTENTIONS[name].names()), "sm_90a")
+    assert not BAD.search(built.log), built.log
+    assert built.spill_bytes == 0
 
 
 @pytest.mark.parametrize("rank", [4, 5])
