@@ -160,6 +160,9 @@ inline void stamp_read(u32 offset, u32 bytes, u32 lane, u32 counter) {
     fault("%s shared memory at byte %u while it is still to be read: warp %u started that at @%x@ and has not waited",
           doing, cell * kCellBytes, warp, reads[warp].counter[cell]);
   }
+  if (lane == kAnyLane && warp == current->warp->index) {
+    return;  // all of its lanes have waited
+  }
   u32 unknown = 0;
   for (u32 each = 0; each < kWarpLanes; ++each) {
     const bool mine = first + each == current->index && lane != kAnyLane;
@@ -175,14 +178,20 @@ inline void stamp_read(u32 offset, u32 bytes, u32 lane, u32 counter) {
             reads[warp].counter[cell]);
 }
 
-inline void check_readers(u32 cell, u32 me, const char* doing) {
+// `accepted` has a stamp of each warp that has been checked already, or 0.
+inline void check_readers(u32 cell, u32 me, const char* doing, u32* accepted = nullptr) {
   const u32 lane = current->lane + 1;
   for (u32 warp = 0; warp < num_warps; ++warp) {
     const u32 read = reads[warp].stamp[cell];
     // What is in flight has the top bit, so it is never below.
-    if (read >> kLaneBits >= known[me][warp] && read != 0 &&
-        (warp != me || read % (1u << kLaneBits) != lane || read & kInFlight)) {
+    if (read >> kLaneBits < known[me][warp] || read == 0 || (accepted && accepted[warp] == read)) {
+      continue;
+    }
+    if (warp != me || read % (1u << kLaneBits) != lane || read & kInFlight) {
       check_reader(warp, read, cell, doing);
+    }
+    if (accepted) {
+      accepted[warp] = read;
     }
   }
 }

@@ -130,10 +130,16 @@ extern "C" void emulator_tma_load(u32 target, const void* pointer, u32 barrier_a
   }
   const u32 counter = CALLER;
   const u32 stamp = kInFlight | (kMaxThreads + index_of(barrier)) << kClockBits | barrier.phase;
+  const char* doing = "starts a TMA load to";
+  const u32 me = current->warp->index;
+  u32 written = 0, read[kMaxWarps] = {};
   for (u32 cell = offset / kCellBytes; cell < (offset + bytes) / kCellBytes; ++cell) {
-    check_written(cell, current->warp->index, current->index, "starts a TMA load to");
-    check_readers(cell, current->warp->index, "starts a TMA load to");
-    check_fenced(*current, cell, "starts a TMA load to");
+    if (writes.stamp[cell] != written) {
+      check_written(cell, me, current->index, doing);
+      check_fenced(*current, cell, doing);
+      written = writes.stamp[cell];
+    }
+    check_readers(cell, me, doing, read);
     writes.stamp[cell] = stamp;
     writes.counter[cell] = counter;
   }

@@ -40,6 +40,7 @@ pytestmark = pytest.mark.emulate
 
 Array = NDArray[Any]
 SEEDS = range(2)
+SHORT = Attention(rows=100, keys=256, heads=2, blocks=1)
 
 
 def run_gemm(gemm: Gemm, text: str = GEMM, seed: int = 0) -> Array:
@@ -50,13 +51,15 @@ def run_gemm(gemm: Gemm, text: str = GEMM, seed: int = 0) -> Array:
     return run_toy(text, gemm.names(), arguments, 128, gemm.shared_memory, seed=seed)["c"]
 
 
-def run_ring(ring: Ring, text: str = RING, seed: int = 0) -> Array:
+def run_ring(ring: Ring, text: str = RING, seed: int = 0, processes: int = 1) -> Array:
     a, b = ring.inputs()
     inputs = plain_tensor("a", a, ring.dtype), plain_tensor("b", b, ring.dtype)
     tensors = (*inputs, output_tensor("c", ring.dtype, (ring.rows, 64)))
     arguments = [*(Mapped(tensor, ring.maps()[tensor.name]) for tensor in tensors), np.int32(ring.tiles)]
     grid = (ring.blocks, 1, 1)
-    return run_toy(text, ring.names(), arguments, 256, ring.shared_memory, seed=seed, grid=grid)["c"]
+    return run_toy(text, ring.names(), arguments, 256, ring.shared_memory, seed=seed, grid=grid, processes=processes)[
+        "c"
+    ]
 
 
 def run_attention(case: Attention, text: str = ATTENTION, seed: int = 0) -> float:
@@ -112,6 +115,18 @@ def test_attention_in_a_pipeline(case: Attention) -> None:
         assert run_attention(case, seed=seed) < ATTENTION_ERROR[case.dtype], f"seed {seed}"
 
 
+def test_a_warp_may_write_over_rows_of_a_that_are_its_own() -> None:
+    barrier = "      named_barrier_sync(1 + group, 128);  // all of the warpgroup have read Q\n"
+    assert ATTENTION.count(barrier) == 1
+    for seed in SEEDS:
+        assert run_attention(SHORT, ATTENTION.replace(barrier, ""), seed) < ATTENTION_ERROR[SHORT.dtype]
+
+
+def test_blocks_may_run_in_several_processes() -> None:
+    ring = Ring(rows=250, columns=130)
+    np.testing.assert_array_equal(run_ring(ring, processes=2), run_ring(ring))
+
+
 @pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
 def test_tiles_at_the_edges_of_tensors(box: Box) -> None:
     seen, stored = run_box(box)
@@ -157,7 +172,6 @@ class Wrong:
             return report.fault.text if isinstance(report.fault, Fault) else str(report)
 
 
-SHORT = Attention(rows=100, keys=256, heads=2, blocks=1)
 FAULTS = tomllib.loads((Path(__file__).parent / "mutations" / "sm90_toys.toml").read_text(encoding="utf-8"))["fault"]
 
 
