@@ -221,6 +221,7 @@ class Attention:
     heads: int = 3
     blocks: int = 2
     dtype: str = "bfloat16"
+    p_shared: bool = False
 
     @property
     def row_tiles(self) -> int:
@@ -228,10 +229,15 @@ class Attention:
 
     @property
     def shared_memory(self) -> int:
-        return BARRIERS + (2 + 2 * self.stages) * 64 * 64 * 2
+        return BARRIERS + (2 + 2 * self.stages + 2 * self.p_shared) * 64 * 64 * 2
 
     def names(self) -> dict[str, object]:
-        return {"stages": self.stages, "element": ELEMENTS[self.dtype], "wgmma_widths": [64]}
+        return {
+            "stages": self.stages,
+            "element": ELEMENTS[self.dtype],
+            "wgmma_widths": [64],
+            "p_shared": str(self.p_shared).lower(),
+        }
 
     def numbers(self) -> list[np.generic]:
         """The arguments behind the maps."""
@@ -267,6 +273,7 @@ ATTENTIONS = {
     "two stages, tiles in turn": Attention(),
     "three stages, one block of keys": Attention(stages=3, rows=130, keys=64, heads=2, blocks=1, dtype="float16"),
     "three stages, one tile each": Attention(stages=3, rows=128, keys=512, heads=2),
+    "P through shared memory": Attention(rows=128, keys=256, p_shared=True),
 }
 ATTENTION_ERROR = {"float16": 1e-3, "bfloat16": 6e-3}
 """What rounding of P and O leaves; a lost block of keys or rows gives more than a tenth."""

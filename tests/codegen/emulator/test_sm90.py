@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,28 @@ def test_a_warp_may_write_over_rows_of_a_that_are_its_own() -> None:
     assert ATTENTION.count(barrier) == 1
     for seed in SEEDS:
         assert run_attention(SHORT, ATTENTION.replace(barrier, ""), seed) < ATTENTION_ERROR[SHORT.dtype]
+
+
+SHARED_P = replace(SHORT, p_shared=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("  fence_proxy_async();\n", "", "wgmma reads A from .* no fence.proxy.async"),
+        ("          __syncwarp();\n", "", "wgmma reads A from .* no barrier orders the two"),
+        (
+            "        wgmma_wait<0>();\n        release(bar.v_empty",
+            "        release(bar.v_empty",
+            "still to be read|in flight|yet",
+        ),
+    ],
+)
+def test_p_in_shared_memory_needs_its_fences(old: str, new: str, text: str) -> None:
+    assert ATTENTION.count(old) == 1
+    for seed in SEEDS:
+        with pytest.raises(EmulationError, match=text):
+            run_attention(SHARED_P, ATTENTION.replace(old, new), seed)
 
 
 def test_blocks_may_run_in_several_processes() -> None:

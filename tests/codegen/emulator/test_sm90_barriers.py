@@ -107,6 +107,15 @@ SMALL_GOOD = {
         1,
         np.where(np.arange(128) < 64, 1, np.arange(128) - 64),
     ),
+    "one thread hands out numbers, warps take them": (
+        "if (thread == 0) { mbarrier_init(bar + 16, 4); fence_mbarrier_init(); } __syncthreads();"
+        "u32* next = reinterpret_cast<u32*>(floats); float sum = 0; for (int turn = 0; turn < 6; ++turn) {"
+        "if (thread == 5) { mbarrier_wait(bar + 16, turn & 1 ^ 1); *next = 10 * turn; mbarrier_arrive(bar); }"
+        "mbarrier_wait(bar, turn & 1); sum += *next; __syncwarp(); if (thread % 32 == 0) mbarrier_arrive(bar + 16); }"
+        "out[thread] = sum;",
+        1,
+        np.full(128, 150),
+    ),
     "one lane is elected, the same each time": (
         "const bool first = elect_one(), again = elect_one(); out[thread] = (first == again) + 2 *"
         "(__ballot_sync(~0u, first) != 0 && (__ballot_sync(~0u, first) & (__ballot_sync(~0u, first) - 1)) == 0);",
