@@ -43,6 +43,9 @@ class TensorMap:
     contiguous). ``swizzle`` is the bytes of a permuted row in shared memory, 0 for none; ``fill`` what a load writes
     for elements outside of the tensor: "zero" or "nan". ``l2_bytes`` is how much the L2 cache fetches at once.
 
+    Copies start at multiples of 16 bytes in dimension 0, stores at no negative coordinate. A store writes 16 bytes at a
+    time: a tensor whose rows end within 16 bytes (a slice of another one) loses what lies behind them.
+
     Breaking a rule of the driver raises :class:`InvalidInput`.
     """
 

@@ -7,6 +7,7 @@
 constexpr u64 kMapMagic = 0x70616d726f736e74;
 constexpr u32 kMapAlignment = 64;
 constexpr u32 kTileAlignment = 128;
+constexpr i64 kRowAlignment = 16;  // of where a row of the box starts in memory; stores write so many bytes at a time
 
 struct TensorMap {
   u64 magic;
@@ -112,6 +113,32 @@ inline u32 tile_offset(const TensorMap& map, u32 address, const char* instructio
   return offset;
 }
 
+// Elsewhere hardware stops with an illegal instruction.
+inline void check_start(const TensorMap& map, const int* coordinates, const char* instruction) {
+  const i64 bytes = static_cast<i64>(coordinates[0]) * map.item_bytes;
+  if (bytes % kRowAlignment != 0) {
+    fault("%s whose innermost coordinate is %d: %lld bytes, not a multiple of %d", instruction, coordinates[0],
+          static_cast<long long>(bytes), static_cast<int>(kRowAlignment));
+  }
+}
+
+// What CUDA's programming guide forbids, and rows whose last bytes hardware would store with what lies behind them.
+inline void check_stored(const TensorMap& map, const int* coordinates, const char* instruction) {
+  for (u32 dim = 0; dim < map.rank; ++dim) {
+    if (coordinates[dim] < 0) {
+      fault("%s to coordinate %d of dimension %u: negative ones are for loads alone", instruction, coordinates[dim],
+            dim);
+    }
+  }
+  for_parts(map, coordinates, [&](u32, const char* target, u32 length) {
+    if (target && length % kRowAlignment != 0) {
+      const i64 row = static_cast<i64>(map.dims[0]) * map.item_bytes;
+      fault("%s over the end of rows of %lld bytes: hardware stores 16 bytes at a time, so %lld beyond the row",
+            instruction, static_cast<long long>(row), static_cast<long long>(kRowAlignment - row % kRowAlignment));
+    }
+  });
+}
+
 extern "C" void emulator_tensor_map_prefetch(const void* pointer, const char* instruction) {
   map_at(pointer, 0, instruction);
 }
@@ -121,6 +148,7 @@ extern "C" void emulator_tma_load(u32 target, const void* pointer, u32 barrier_a
   const char* instruction = "a TMA load";
   const TensorMap& map = *map_at(pointer, rank, instruction);
   const u32 offset = tile_offset(map, target, instruction), bytes = map.row_bytes() * map.rows();
+  check_start(map, coordinates, instruction);
   Barrier& barrier = barrier_at(barrier_address, instruction);
   if (!barrier.fenced) {
     fault(
@@ -184,6 +212,8 @@ extern "C" void emulator_tma_store(const void* pointer, u32 source, u32 rank, co
   const char* instruction = "a TMA store";
   const TensorMap& map = *map_at(pointer, rank, instruction);
   const u32 offset = tile_offset(map, source, instruction), bytes = map.row_bytes() * map.rows();
+  check_start(map, coordinates, instruction);
+  check_stored(map, coordinates, instruction);
   for (u32 cell = offset / kCellBytes; cell < (offset + bytes) / kCellBytes; ++cell) {
     check_written(cell, current->warp->index, current->index, "starts a TMA store of");
     check_fenced(*current, cell, "starts a TMA store of");

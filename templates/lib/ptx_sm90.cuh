@@ -111,8 +111,10 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 }
 
 // ---- Tiles of tensors (TMA) ----
-// Coordinates count elements, the innermost dimension first. What lies outside of the tensor is filled in by a load
-// and left out by a store; a load's bytes are those of the whole box nevertheless.
+// Coordinates count elements, the innermost dimension first; the innermost one comes to a multiple of 16 bytes, else
+// the instruction is illegal. What lies outside of the tensor is filled in by a load and left out by a store; a load's
+// bytes are those of the whole box nevertheless. A store's coordinates are not negative, and it writes 16 bytes at a
+// time: where rows of the tensor end within 16 bytes, it also writes what lies behind them.
 __device__ __forceinline__ void prefetch_tensor_map(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
