@@ -14,7 +14,7 @@ BEGIN = "const i64 batch = tile.batch;"
 """In fma_fwd: what every thread of a block that has work comes by."""
 DEEDS = {
     "illegal access": "*(volatile int*)16 = 1;",
-    "hang": "volatile int turning = 1; while (turning) {}",
+    "hang": "while (true) { __nanosleep(1000); }",  # the compiler drops a loop that does nothing
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -169,6 +169,16 @@ class BorrowedStream:
         return 0, self.pointer
 
 
+def borrowed(library: Any, pointer: int) -> AbstractContextManager[Any]:
+    """Makes a stream of torch CuPy's current one; CuPy's own is current already."""
+    import cupy
+
+    if library.name == "cupy":
+        return nullcontext()
+    stream: AbstractContextManager[Any] = cupy.cuda.Stream.from_external(BorrowedStream(pointer))
+    return stream
+
+
 def test_the_current_stream_of_the_tensors_device_is_used(library: Any, side_stream: int) -> None:
     """A slow kernel, a write of v, the call and a read of the output, in order on that stream of device 1."""
     import cupy
@@ -191,7 +201,7 @@ def test_the_current_stream_of_the_tensors_device_is_used(library: Any, side_str
     assert before[0] == 0
     assert side_stream in before
     for source, result in zip(sources, results, strict=True):
-        with cupy.cuda.Device(1), cupy.cuda.Stream.from_external(BorrowedStream(side_stream)):
+        with cupy.cuda.Device(1), borrowed(library, side_stream):
             sleep((1,), (1,), (np.int64(100_000),))
         copy(v, source)
         copy(result, attention(zeros, zeros, v))
