@@ -25,6 +25,8 @@ TILE_ALIGNMENT = 128
 MAX_DIM = 2**32
 MAX_STRIDE = 2**40
 MAX_BOX = 256
+MAX_BOX_BYTES = 232448
+"""What a thread block can have in shared memory on sm_90. The driver refused a box of 256 KiB there."""
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "uint8": 1}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
@@ -86,6 +88,8 @@ class TensorMap:
         for axis, stride in enumerate(self.strides):
             if stride % ALIGNMENT or not 0 <= stride < MAX_STRIDE:
                 return f"strides[{axis}]={stride} is not a multiple of {ALIGNMENT} from 0 to below 2**40"
+        if self.box_bytes > MAX_BOX_BYTES:
+            return f"the box has {self.box_bytes} bytes, more than the {MAX_BOX_BYTES} of a block's shared memory"
         row = self.box[0] * self.item_bytes
         if row % ALIGNMENT:
             return f"a row of the box has {row} bytes, which is not a multiple of {ALIGNMENT}"

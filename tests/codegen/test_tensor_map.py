@@ -44,6 +44,7 @@ def test_bytes_count_the_whole_box() -> None:
         ({"strides": (2048, 2**40, 2048000)}, r"strides\[1\]=1099511627776"),
         ({"strides": (2048, -16, 2048000)}, r"strides\[1\]=-16"),
         ({"box": (4, 8, 1, 1), "swizzle": 0}, "a row of the box has 8 bytes, which is not a multiple of 16"),
+        ({"box": (256, 256, 2, 1), "swizzle": 0}, "the box has 262144 bytes, more than the 232448 of a block's shared"),
         ({"box": (72, 8, 1, 1)}, "a row of the box has 144 bytes, more than the swizzle's 128"),
         ({"dtype": "uint8", "fill": "nan"}, "fill='nan' needs a dtype of floats"),
     ],

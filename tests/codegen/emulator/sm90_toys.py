@@ -405,14 +405,11 @@ BOXES = {
 
 @dataclass(frozen=True)
 class Misuse:
-    """A box that the emulator refuses, and what a device does with it, as `Box.outcome` or the launch's error has it.
-
-    ``device`` is None where that is not known: the CUDA programming guide forbids it.
-    """
+    """A box that the emulator refuses, and what a device does with it, as `Box.outcome` or the launch's error has it."""
 
     box: Box
     report: str
-    device: str | None
+    device: str
 
 
 _MISPLACED = "whose innermost coordinate is {}: {} bytes, not a multiple of 16"
@@ -440,12 +437,12 @@ MISUSES = {
     "a store below zero, innermost": Misuse(
         Box((32, 5, 1, 1), (16, 3, 1, 1), (0, 0, 0, 0), (-8, 0, 0, 0)),
         "a TMA store to coordinate -8 of dimension 0",
-        None,
+        "cudaErrorIllegalInstruction",
     ),
     "a store below zero": Misuse(
         Box((32, 5, 3, 1), (16, 3, 2, 1), (0, 0, 0, 0), (0, -1, 0, 0)),
         "a TMA store to coordinate -1 of dimension 1",
-        None,
+        "cudaErrorIllegalInstruction",
     ),
 }
 
