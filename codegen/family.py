@@ -6,7 +6,7 @@ import itertools
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,23 @@ class Family(ABC):
 
     @abstractmethod
     def tiles(self, config: Config, problem: Problem) -> int:
-        """Thread blocks of the launch."""
+        """Tiles of queries: thread blocks of the launch where each takes all keys of its tile."""
+
+    def num_splits(self, config: Config, problem: Problem, gpu: Gpu) -> int:
+        """Thread blocks that share the keys of one tile."""
+        return 1
+
+    def workspace(self, config: Config, problem: Problem, num_splits: int) -> tuple[int, int]:
+        """Bytes of device memory that a launch needs for itself, and how many of them, from the start, must be 0."""
+        return 0, 0
+
+    def default_for(self, problem: Problem, gpu: Gpu) -> Config:
+        """:meth:`default`, or what serves ``problem`` better where its lengths and heads are far from the usual."""
+        return self.default(problem.spec, gpu)
+
+    def variants(self, config: Config, problem: Problem, gpu: Gpu) -> Sequence[Config]:
+        """``config`` with each setting of the parameters whose use depends on the problem that may pay for this one."""
+        return (config,)
 
     def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
         """Counts of what a launch does, for :mod:`.model`; a family without them can't be predicted."""
@@ -84,23 +100,26 @@ class Family(ABC):
         """The plan that launches ``config`` for ``problem``; illegal input raises before anything is rendered."""
         spec = problem.spec
         self.check(config, spec, gpu)
-        tiles = self.tiles(config, problem)
-        if tiles > MAX_GRID_X:
-            raise UnsupportedProblem(f"{problem}: {tiles} tiles, a launch takes at most {MAX_GRID_X}")
+        num_splits = self.num_splits(config, problem, gpu)
+        blocks = self.tiles(config, problem) * num_splits
+        if blocks > MAX_GRID_X:
+            raise UnsupportedProblem(f"{problem}: {blocks} thread blocks, a launch takes at most {MAX_GRID_X}")
         needs = self.resources(config, spec)
         source = render_source(self.name, spec, config, self.names(config, spec))
-        kernel = Kernel(source, self.entry, (tiles, 1, 1), needs.threads, needs.shared_memory)
-        return Plan(problem, config, gpu, (kernel,))
+        kernel = Kernel(source, self.entry, (blocks, 1, 1), needs.threads, needs.shared_memory)
+        workspace, zeroed = self.workspace(config, problem, num_splits)
+        return Plan(problem, config, gpu, (kernel,), num_splits, workspace, zeroed)
 
     def enumerate(self, spec: Spec, gpu: Gpu) -> tuple[list[Config], Counter[str]]:
         """All legal configs of the searched parameters in a fixed order, and how often each reason rejected one.
 
-        Reasons that differ in their numbers alone count as one.
+        Parameters that are searched by problem are neutral; :meth:`variants` sets them. Reasons that differ in their
+        numbers alone count as one.
         """
         if reason := self.unsupported(spec, gpu):
             return [], Counter({reason: 1})
         parameters = self.config_type.parameters()
-        ranges = [each.choices if each.searched else (each.neutral,) for each in parameters]
+        ranges = [each.choices if each.searched and not each.by_problem else (each.neutral,) for each in parameters]
         legal: list[Config] = []
         reasons: Counter[str] = Counter()
         for point in itertools.product(*ranges):

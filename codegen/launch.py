@@ -1,6 +1,6 @@
 """From a `Plan` to kernels on a device: compile or take from the cache, load, bind strides, launch.
 
-A warm launch packs five pointers and makes one driver call. The caller gives the stream, and the device must be
+A warm launch packs six pointers and makes one driver call. The caller gives the stream, and the device must be
 current (:class:`DeviceGuard`).
 """
 
@@ -70,8 +70,10 @@ class BoundPlan:
         self._launch = functools.partial(driver.launchKernel, loaded.functions[0].ptr, *geometry)
         self._slots: deque[_Slot] = deque([_Slot(arguments)])
 
-    def launch(self, q: int, k: int, v: int, out: int, lse: int, stream: int) -> None:
+    def launch(self, q: int, k: int, v: int, out: int, lse: int, stream: int, workspace: int = 0) -> None:
         """Launches on ``stream`` (a raw cudaStream_t) of the current device; ``lse`` is 0 if not wanted.
+
+        ``workspace`` is the address of the plan's ``workspace_bytes``, whose start is zeroed on ``stream`` first.
 
         A launch takes a slot out of the pool and puts it back, so that threads never share one.
         """
@@ -80,10 +82,12 @@ class BoundPlan:
             slot = slots.pop()
         except IndexError:  # other threads have them all
             slot = _Slot(self._arguments)
-        pack_pointers(slot.params, 0, q, k, v, out, lse)
+        pack_pointers(slot.params, 0, q, k, v, out, lse, workspace)
         try:
+            if workspace:
+                runtime.memsetAsync(workspace, 0, self.loaded.plan.zeroed_bytes, stream)
             self._launch(stream, slot.address, 0)
-        except driver.CUDADriverError as error:
+        except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
             raise LaunchError(f"{self.loaded.plan.config} on {self.loaded.plan.gpu}: {error}") from error
         slots.append(slot)
 
@@ -103,7 +107,7 @@ class LoadedPlan:
 
     def bind(self, strides: tuple[Strides, Strides, Strides, Strides], scale: float) -> BoundPlan:
         """``strides`` of q, k, v and out in elements: (batch, row, head)."""
-        return BoundPlan(self, pack_arguments(self.plan.problem, strides, scale))
+        return BoundPlan(self, pack_arguments(self.plan, strides, scale))
 
 
 def load(plan: Plan, device: int) -> LoadedPlan:

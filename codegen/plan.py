@@ -19,6 +19,7 @@ PARAMS_FIELDS: tuple[tuple[str, str], ...] = (
     ("v", "Q"),
     ("out", "Q"),
     ("lse", "Q"),
+    ("workspace", "Q"),
     ("q_stride_batch", "q"),
     ("q_stride_row", "q"),
     ("q_stride_head", "q"),
@@ -36,15 +37,17 @@ PARAMS_FIELDS: tuple[tuple[str, str], ...] = (
     ("seqlen_k", "i"),
     ("num_heads", "i"),
     ("num_heads_kv", "i"),
+    ("num_splits", "i"),
     ("scale", "f"),
 )
 """Members of ``struct Params`` in ``templates/lib/params.cuh``, in order, with their `struct` codes.
 
-Strides count elements. ``lse`` is a contiguous (batch, num_heads, seqlen_q) array or null.
+Strides count elements. ``lse`` is a contiguous (batch, num_heads, seqlen_q) array or null, ``workspace`` null where the
+plan wants none.
 """
 
-POINTERS = struct.Struct("<5Q")
-ARGUMENTS = struct.Struct("<" + "".join(code for name, code in PARAMS_FIELDS[5:]))
+POINTERS = struct.Struct("<6Q")
+ARGUMENTS = struct.Struct("<" + "".join(code for name, code in PARAMS_FIELDS[6:]) + "4x")  # to a multiple of 8
 PARAMS_BYTES = POINTERS.size + ARGUMENTS.size
 
 Strides = tuple[int, int, int]
@@ -71,16 +74,22 @@ class Plan:
     config: Config
     gpu: Gpu
     kernels: tuple[Kernel, ...]
+    num_splits: int = 1
+    """Thread blocks that share the keys of one tile of queries."""
     workspace_bytes: int = 0
+    """Device memory that each launch needs for itself while it runs."""
+    zeroed_bytes: int = 0
+    """So much of its start must be 0 at the launch."""
 
     @property
     def family(self) -> str:
         return self.config.family
 
 
-def pack_arguments(problem: Problem, strides: tuple[Strides, Strides, Strides, Strides], scale: float) -> bytes:
+def pack_arguments(plan: Plan, strides: tuple[Strides, Strides, Strides, Strides], scale: float) -> bytes:
     """The part of ``struct Params`` behind the pointers. ``strides`` are those of q, k, v and out."""
     flat = [stride for tensor in strides for stride in tensor]
+    problem = plan.problem
     return ARGUMENTS.pack(
         *flat,
         problem.batch,
@@ -88,5 +97,6 @@ def pack_arguments(problem: Problem, strides: tuple[Strides, Strides, Strides, S
         problem.seqlen_k,
         problem.num_heads,
         problem.num_heads_kv,
+        plan.num_splits,
         scale,
     )

@@ -57,7 +57,7 @@ def test_every_command_teaches_by_example(command: str) -> None:
     [
         (["tune", "--gpu", "h1000"], "h1000"),
         (["tune", "--gpu", "h100", "--budget", "soon"], "soon"),
-        (["tune", "--gpu", "h100", "--preset", "huge"], "quick, grid, llm"),
+        (["tune", "--gpu", "h100", "--preset", "huge"], "quick, grid, wide, llm"),
         (["tune", "--gpu", "h100", "--family", "nope"], "nope"),
         (["tune", "--gpu", "h100", *PROBLEM, "--heads-kv", "3"], "num_heads_kv=3"),
         (["explain", "--gpu", "h1000", *PROBLEM], "h1000"),

@@ -56,7 +56,7 @@ def find(problem: Problem, gpu: Gpu, *, store_path: str | Path | None = None) ->
     can't be used is passed over with one warning per process. Raises `UnsupportedProblem` where no family serves the
     problem.
     """
-    fallback = supporting(problem.spec, gpu)[0].default(problem.spec, gpu)
+    fallback = supporting(problem.spec, gpu)[0].default_for(problem, gpu)
     shipped = bundled(capability(gpu.key))
     path = _user_path(store_path)
     if path is not None:
@@ -179,7 +179,7 @@ class _Search:
         kind, spec = family(config.family), self.problem.spec
         if kind.unsupported(spec, self.gpu) or kind.illegal(config, spec, self.gpu):
             return False
-        return kind.tiles(config, self.problem) <= MAX_GRID_X
+        return kind.tiles(config, self.problem) * kind.num_splits(config, self.problem, self.gpu) <= MAX_GRID_X
 
     def _choice(self, level: Level, source: Source, best: Ranked, note: str = "") -> Choice:
         row = best.measurement

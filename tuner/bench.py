@@ -31,7 +31,7 @@ from .build import Built
 from .check import check_sample
 from .compare import Comparer, compare_source
 from .measure import Clock, Timer
-from .memory import POISON, Arena, contiguous, elements, free_bytes, skew
+from .memory import POISON, Arena, contiguous, elements, free_bytes, skew, workspace_address
 from .sample import samples
 from .trial import DeviceLostError, Evidence, Outcome, judge_resources
 
@@ -227,7 +227,8 @@ class DeviceBench:
         q, k, v = self._inputs(problem)
         out = self._arena.address("out", count_q * ITEM_BYTES[problem.spec.output] + offset) + offset
         lse = self._arena.address("lse", count_lse * 4)
-        return lambda: bound.launch(q, k, v, out, lse, self._stream)
+        workspace = workspace_address(self._arena, bound)
+        return lambda: bound.launch(q, k, v, out, lse, self._stream, workspace)
 
     def _bind(self, problem: Problem, config: Config) -> BoundPlan:
         plan = family(config.family).plan(problem, config, self.gpu)

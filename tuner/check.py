@@ -9,7 +9,7 @@ from flashtune.codegen.bits import from_memory
 from flashtune.codegen.launch import BoundPlan
 from flashtune.codegen.problem import ITEM_BYTES
 
-from .memory import POISON, Arena, download, elements, skew, upload
+from .memory import POISON, Arena, download, elements, skew, upload, workspace_address
 from .sample import Sample
 from .trial import Outcome
 
@@ -38,12 +38,15 @@ def check_sample(sample: Sample, bound: BoundPlan, arena: Arena, stream: int) ->
     region_address = arena.address("sample-out", region.nbytes)
     lse = np.empty((problem.batch, problem.num_heads, problem.seqlen_q), np.float32)
     lse_address = arena.address("sample-lse", count_lse * 4)
+    workspace = workspace_address(arena, bound)
     results = []
     for _ in range(2):  # equal inputs must give equal bits: a race may show
         runtime.memsetAsync(region_address, POISON, region.nbytes, stream)
         runtime.memsetAsync(lse_address, POISON, lse.nbytes, stream)
         out_address = region_address + GUARD_BYTES + offset
-        bound.launch(q, k, v, out_address, lse_address, stream)
+        if workspace:
+            runtime.memsetAsync(workspace, POISON, bound.loaded.plan.workspace_bytes, stream)
+        bound.launch(q, k, v, out_address, lse_address, stream, workspace)
         runtime.streamSynchronize(stream)
         download(region_address, region)
         download(lse_address, lse)

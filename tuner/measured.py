@@ -123,7 +123,7 @@ def _target(
         for config, row in known(store, problem, gpu, unit=unit.uuid).items()
         if any(config in space.rank for space in spaces)  # what was legal once may not be now
     }
-    default = families[0].default(problem.spec, gpu)
+    default = families[0].default_for(problem, gpu)
     return Target(problem, spaces, default, rows, starts(store, problem, gpu), seed)
 
 

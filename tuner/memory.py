@@ -9,6 +9,7 @@ import cupy
 from cupy.cuda import runtime
 
 from flashtune.codegen.bits import Array
+from flashtune.codegen.launch import BoundPlan
 from flashtune.codegen.plan import Strides
 from flashtune.codegen.problem import ITEM_BYTES, VECTOR_ALIGNMENT, Problem
 
@@ -61,6 +62,12 @@ class Arena:
         del found
         self._buffers[name] = cupy.cuda.alloc(max(size, 1))
         return True
+
+
+def workspace_address(arena: Arena, bound: BoundPlan) -> int:
+    """Of the workspace of ``bound``, 0 where it needs none. All launches of a run share it: they follow each other."""
+    size = bound.loaded.plan.workspace_bytes
+    return arena.address("workspace", size) if size else 0
 
 
 def upload(address: int, values: Array) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from itertools import zip_longest
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import Family, family
 from flashtune.codegen.gpu import Gpu
-from flashtune.codegen.model import Estimate, predict
+from flashtune.codegen.model import Estimate, predict, preference
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.tuned_db.records import Prediction, new_id, now
 from flashtune.tuned_db.store import Store
@@ -34,19 +35,19 @@ class _Group:
 
     def __init__(self, problems: Sequence[Problem], gpu: Gpu, families: Sequence[Family]) -> None:
         self.problems = problems
-        self.default = families[0].default(problems[0].spec, gpu)
+        self.defaults = {problem: families[0].default_for(problem, gpu) for problem in problems}
         self.rejected: Counter[str] = Counter()
         self.built: dict[Config, Built] = {}
-        scores: dict[Config, float] = {}
+        scores: dict[Config, list[float]] = {}
         for problem in problems:
             spaces = [make_space(problem, gpu, each) for each in families]
             fastest = min(space.estimates[0].seconds for space in spaces if len(space))
             for space in spaces:
                 self.rejected.update(space.rejected)
                 for config, estimate in zip(space.configs, space.estimates, strict=True):
-                    scores[config] = scores.get(config, 0.0) + math.log(estimate.seconds / fastest)
-        order = sorted(scores, key=lambda config: (scores[config], config.family, config.key))
-        self.candidates = list(dict.fromkeys([self.default, *order]))[:COMPILED_CONFIGS]
+                    scores.setdefault(config, []).append(math.log(estimate.seconds / fastest))
+        order = sorted(scores, key=lambda config: (statistics.fmean(scores[config]), config.family, config.key))
+        self.candidates = list(dict.fromkeys([*self.defaults.values(), *order]))[:COMPILED_CONFIGS]
 
 
 def predict_problems(
@@ -150,7 +151,7 @@ def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Bu
     usable = {**earlier, **usable}
     ranking: list[tuple[Config, Estimate]] = sorted(
         ((config, predict(problem, config, gpu, built)) for config, built in usable.items()),
-        key=lambda pair: (pair[1].seconds, pair[0].family, pair[0].key),
+        key=lambda pair: (preference(pair[1], usable[pair[0]].spill_bytes), pair[0].family, pair[0].key),
     )
     if not ranking:
         why = "the run ended before a config was compiled" if not group.built else "no config compiled as it must"
@@ -177,11 +178,12 @@ def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Bu
     )
     estimates = dict(ranking)
     best, estimate = ranking[0]
+    default = group.defaults[problem]
     return Row(
         problem=problem,
         config=best,
         seconds=estimate.seconds,
-        ratio=estimate.seconds / estimates[group.default].seconds if group.default in estimates else None,
+        ratio=estimate.seconds / estimates[default].seconds if default in estimates else None,
         why=estimate.why,
         next_best=ranking[1][0] if len(ranking) > 1 else None,
         next_ratio=ranking[1][1].seconds / estimate.seconds if len(ranking) > 1 else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput
@@ -57,7 +58,22 @@ def _llm() -> list[Problem]:
     ]
 
 
-_PRESETS: dict[str, Callable[[], list[Problem]]] = {"quick": _quick, "grid": _grid, "llm": _llm}
+def _wide() -> list[Problem]:
+    """Beside the grid: float16, head_dim 96 and 192, grouped heads, one short sequence, decoding."""
+    both = (False, True)
+    return [
+        *(replace(_square(4, 4096, 16, 128, causal=causal), dtype="float16") for causal in both),
+        *(_square(4, 4096, 16, 96, causal=causal) for causal in both),
+        *(_square(4, 4096, 8, 192, causal=causal) for causal in both),
+        *(_square(4, 4096, 32, 128, heads_kv=8, causal=causal) for causal in both),
+        *(_square(1, 1024, 16, 128, causal=causal) for causal in both),
+        replace(_square(1, 8192, 32, 128, heads_kv=8), seqlen_q=1),
+        replace(_square(8, 8192, 32, 128, heads_kv=8), seqlen_q=1),
+        replace(_square(64, 2048, 32, 128), seqlen_q=1),
+    ]
+
+
+_PRESETS: dict[str, Callable[[], list[Problem]]] = {"quick": _quick, "grid": _grid, "wide": _wide, "llm": _llm}
 
 
 def preset(name: str) -> list[Problem]:

@@ -80,7 +80,8 @@ class Space:
 def make_space(problem: Problem, gpu: Gpu, family: Family) -> Space:
     """Enumerates and ranks. Empty, with the reason counted, where the family doesn't support the problem."""
     legal, rejected = _legal(family, problem.spec, gpu)
-    return ranked(family, [(config, predict(problem, config, gpu)) for config in legal], rejected)
+    found = [each for config in legal for each in family.variants(config, problem, gpu)]
+    return ranked(family, [(config, predict(problem, config, gpu)) for config in found], rejected)
 
 
 @lru_cache(maxsize=64)

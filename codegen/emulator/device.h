@@ -100,6 +100,7 @@ inline int __syncthreads_and(int predicate, EMULATOR_SITE) {
 inline int __syncthreads_count(int predicate, EMULATOR_SITE) {
   return emulator_sync_threads(predicate, file, line);
 }
+inline void __threadfence() {}  // blocks see each other's memory in one order here
 inline void __syncwarp(unsigned mask = 0xffffffffu, EMULATOR_SITE) {
   emulator_sync_warp(mask, file, line);
 }

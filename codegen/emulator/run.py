@@ -18,12 +18,12 @@ from ..problem import Problem
 from .build import build_kernel
 from .launch import Address, Launch, Placed, check_options
 from .source import host_source
-from .tensors import Tensor, input_tensor, output_tensor
+from .tensors import Tensor, input_tensor, output_tensor, workspace_tensor
 
 Array = NDArray[Any]
 
 DEFAULT_GPU = "h200"
-POINTER_NAMES = ("q", "k", "v", "out", "lse")
+POINTER_NAMES = ("q", "k", "v", "out", "lse", "workspace")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,8 @@ def emulate(
     """
     check_options(seed, processes, timeout)
     kind = family(config.family)
-    (kernel,) = kind.plan(problem, config, gpu or gpu_by_alias(DEFAULT_GPU)).kernels
+    plan = kind.plan(problem, config, gpu or gpu_by_alias(DEFAULT_GPU))
+    (kernel,) = plan.kernels
 
     q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
     kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
@@ -79,10 +80,12 @@ def emulate(
     tensors = [*inputs, output_tensor("out", out_dtype, q_shape, spaced, problem.alignment)]
     if want_lse:
         tensors.append(output_tensor("lse", lse_dtype, (problem.batch, problem.num_heads, problem.seqlen_q)))
+    if plan.workspace_bytes:
+        tensors.append(workspace_tensor(plan))
     strides = (
         tensors[0].launch_strides, tensors[1].launch_strides, tensors[2].launch_strides, tensors[3].launch_strides
     )  # fmt: skip
-    arguments = pack_arguments(problem, strides, problem.default_scale if scale is None else scale)
+    arguments = pack_arguments(plan, strides, problem.default_scale if scale is None else scale)
 
     started = time.perf_counter()
     program = build_kernel(host_source(kind, problem.spec, config, templates))
@@ -107,4 +110,4 @@ def emulate(
 def _beyond(tensor: Tensor, problem: Problem) -> int:
     """Element (0, 0, ...) starts on 16 bytes, or on one element and no more."""
     item = tensor.memory.itemsize
-    return 0 if problem.alignment > item or tensor.name == "lse" else item
+    return 0 if problem.alignment > item or tensor.name in ("lse", "workspace") else item

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flashtune.errors import InvalidInput
 
 from ..bits import to_memory
-from ..plan import Strides
+from ..plan import Plan, Strides
 from ..problem import ITEM_BYTES, VECTOR_ALIGNMENT, Problem
 from ..tensor_map import MAP_BYTES, TensorMap
 
@@ -129,6 +129,13 @@ def output_tensor(
     if strides is None:
         strides = tuple(int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape)))
     return _laid_out(name, dtype, shape, strides, alignment, None)
+
+
+def workspace_tensor(plan: Plan) -> Tensor:
+    """Memory of a launch for itself: zeros where the plan wants them, all ones beyond."""
+    tensor = output_tensor("workspace", "float32", (plan.workspace_bytes // 4,))
+    tensor.memory[: plan.zeroed_bytes // 4] = 0
+    return tensor
 
 
 def bits_of(array: Array, dtype: str, name: str = "the array") -> Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..config import Config, parameter
@@ -30,8 +30,12 @@ class Costs:
     """In steps that the mask cuts: compare and select."""
 
 
-COSTS = Costs(alu_per_score=7.889, alu_per_thread=173.1, masked_alu_per_score=6.25)
+COSTS = Costs(alu_per_score=7.622, alu_per_thread=158.7, masked_alu_per_score=8.287)
 """Fitted together with the model's constants; see `model.CONSTANTS`."""
+
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+KEYS_PER_SPLIT = 512
+"""Fewest for which a split by rule paid on an H200: 1 query, 8 tiles, 8192 keys took 26 us in 16 parts, 32 us in 32."""
 
 _WORKING_REGISTERS = 20
 """Registers beside accumulators and operands: addresses, softmax state, fragments in flight. A lower bound."""
@@ -55,6 +59,18 @@ class Sm80FwdConfig(Config):
         help="powers of 2 by which scores may outgrow the row reference before O is rescaled; 0: the exact maximum",
     )
     blocks_per_sm: int = parameter(choices=(1, 2, 3, 4), help="thread blocks per SM that registers are capped for")
+    pack_heads: bool = parameter(
+        choices=(False, True),
+        neutral=False,
+        by_problem=True,
+        help="query heads that share keys share tiles: for grouped heads and few queries",
+    )
+    num_splits: int = parameter(
+        choices=(0, *SPLITS),
+        neutral=1,
+        by_problem=True,
+        help="thread blocks that share the keys of a tile, where there are few tiles; 0: as many as fill the GPU",
+    )
 
 
 class Sm80Fwd(Family):
@@ -87,13 +103,69 @@ class Sm80Fwd(Family):
         return too_large(self.resources(config, spec), config.blocks_per_sm, gpu)
 
     def default(self, spec: Spec, gpu: Gpu) -> Config:
+        """Large tiles first: they are legal where shared memory has room for them."""
         if spec.head_dim <= 64:
-            shape = {"block_m": 128, "block_n": 128, "num_warps": 4}
+            shapes: Sequence[tuple[int, int, int]] = ((128, 128, 4),)
         elif spec.head_dim <= 128:
-            shape = {"block_m": 128, "block_n": 64, "num_warps": 4}
+            shapes = ((128, 64, 4),)
         else:
-            shape = {"block_m": 64, "block_n": 64, "num_warps": 4}
-        return Sm80FwdConfig(**shape, num_stages=1, q_in_registers=False, rescale_threshold=8, blocks_per_sm=1)
+            shapes = ((128, 128, 8), (128, 64, 8), (64, 64, 4))
+        found = [
+            Sm80FwdConfig(block_m=m, block_n=n, num_warps=warps, num_stages=1, q_in_registers=False, blocks_per_sm=1)
+            for m, n, warps in shapes
+        ]
+        return next((each for each in found if self.illegal(each, spec, gpu) is None), found[-1])
+
+    def default_for(self, problem: Problem, gpu: Gpu) -> Config:
+        """Short queries take tiles of no more rows than they have; where tiles are few, blocks share their keys."""
+        config = self.default(problem.spec, gpu)
+        assert isinstance(config, Sm80FwdConfig)
+        group = problem.num_heads // problem.num_heads_kv
+        pack = group > 1 and problem.seqlen_q < config.block_m
+        rows = problem.seqlen_q * (group if pack else 1)
+        if rows <= 64:
+            block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+            stages = 2 if problem.head_dim <= 128 else 1
+            config = replace(config, block_m=block_m, block_n=64, num_warps=block_m // 16, num_stages=stages)
+        config = replace(config, pack_heads=pack)
+        return replace(config, num_splits=0 if self._splits_to_fill(config, problem, gpu) > 1 else 1)
+
+    def variants(self, config: Config, problem: Problem, gpu: Gpu) -> Sequence[Config]:
+        """Packed where heads are grouped and queries few; split where tiles are fewer than thread blocks fit."""
+        assert isinstance(config, Sm80FwdConfig)
+        group = problem.num_heads // problem.num_heads_kv
+        packs = (False, True) if group > 1 and problem.seqlen_q <= 4 * config.block_m else (False,)
+        found = []
+        for pack in packs:
+            packed = replace(config, pack_heads=pack)
+            most = self._splits_to_fill(packed, problem, gpu)
+            splits = [each for each in SPLITS if each == 1 or each // 2 < 2 * most]
+            found += [replace(packed, num_splits=each) for each in (splits if most > 1 else (1,))]
+        return found
+
+    def num_splits(self, config: Config, problem: Problem, gpu: Gpu) -> int:
+        assert isinstance(config, Sm80FwdConfig)
+        if config.num_splits == 0:
+            return self._splits_to_fill(config, problem, gpu)
+        return max(1, min(config.num_splits, -(-problem.seqlen_k // config.block_n)))
+
+    def _splits_to_fill(self, config: Sm80FwdConfig, problem: Problem, gpu: Gpu) -> int:
+        """So many that the blocks come to two per SM, with enough keys each to pay for adding up; 1 for many tiles."""
+        tiles = self.tiles(config, problem)
+        if 5 * tiles > 4 * gpu.num_sms:
+            return 1
+        return max(1, min(2 * gpu.num_sms // tiles, problem.seqlen_k // KEYS_PER_SPLIT, SPLITS[-1]))
+
+    def workspace(self, config: Config, problem: Problem, num_splits: int) -> tuple[int, int]:
+        """As templates/blocks/split_keys.cuh lays it out."""
+        assert isinstance(config, Sm80FwdConfig)
+        if num_splits == 1:
+            return 0, 0
+        tiles = self.tiles(config, problem)
+        counters = -(-tiles * 4 // 256) * 256
+        row_tiles = config.block_m // config.num_warps // 16
+        part = 32 * config.num_warps * row_tiles * (problem.head_dim // 8 + 1) * 16
+        return counters + tiles * num_splits * part, counters
 
     def resources(self, config: Config, spec: Spec) -> Resources:
         assert isinstance(config, Sm80FwdConfig)
@@ -111,7 +183,7 @@ class Sm80Fwd(Family):
             threads=32 * config.num_warps,
             shared_memory=max(queries, keys_values) if config.q_in_registers else queries + keys_values,
             registers=registers,
-            spill_free=left >= 32 + spec.head_dim // 6,  # calibrated with NVRTC 13.5, held by a test
+            spill_free=left >= 40 + spec.head_dim // 5,  # calibrated with NVRTC 13.5, held by a test
         )
 
     def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
@@ -119,21 +191,24 @@ class Sm80Fwd(Family):
 
     def tiles(self, config: Config, problem: Problem) -> int:
         assert isinstance(config, Sm80FwdConfig)
-        return -(-problem.seqlen_q // config.block_m) * problem.batch * problem.num_heads
+        group = problem.num_heads // problem.num_heads_kv if config.pack_heads else 1
+        return -(-problem.seqlen_q * group // config.block_m) * problem.batch * (problem.num_heads // group)
 
     def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
         assert isinstance(config, Sm80FwdConfig)
         m, n, threads = config.block_m, config.block_n, 32 * config.num_warps
         padded = -(-problem.head_dim // 16) * 16
-        steps, longest = walk(problem, m, n)
+        splits = self.num_splits(config, problem, gpu)
+        queries_tile = max(1, m * problem.num_heads_kv // problem.num_heads) if config.pack_heads else m
+        steps, longest = walk(problem, queries_tile, n)
         keys_values = 2 * n * padded * 2
         queries = 0 if config.q_in_registers else m * padded * 2
         share = _MMA_SYNC_SHARE.get(gpu.capability[0], 1.0)
         registers, spilled = self._expected(config, problem.spec)
         return Work(
-            tiles=self.tiles(config, problem),
-            steps=steps,
-            longest=longest,
+            tiles=self.tiles(config, problem) * splits,
+            steps=steps / splits,
+            longest=-(-longest // splits),
             flops=2 * m * n * (padded + problem.head_dim),
             flops_clock=share * tensor_flops_clock(gpu),
             tensor=True,
@@ -141,9 +216,9 @@ class Sm80Fwd(Family):
             alu=int(self.costs.alu_per_score * m * n + self.costs.alu_per_thread * threads),
             shared_bytes=keys_values * (config.num_warps + 1) + queries,
             step_bytes=2 * n * problem.head_dim * 2,
-            tile_bytes=2 * m * problem.head_dim * 2,
+            tile_bytes=m * problem.head_dim * (4 if splits == 1 else 2 + 8),  # each part is written and read as float32
             stages=config.num_stages,
-            masked=masked(problem, m, n),
+            masked=masked(problem, queries_tile, n) / splits,
             masked_alu=int(self.costs.masked_alu_per_score * m * n),
             masked_shared_bytes=n * padded * 2,
             registers=registers,

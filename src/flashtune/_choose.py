@@ -28,7 +28,7 @@ def explicit_plan(problem: Problem, gpu: Gpu, config: Config) -> Plan:
 def default_plan(problem: Problem, gpu: Gpu) -> Plan:
     """The plan of the preferred family's default config."""
     preferred = supporting(problem.spec, gpu)[0]
-    return preferred.plan(problem, preferred.default(problem.spec, gpu), gpu)
+    return preferred.plan(problem, preferred.default_for(problem, gpu), gpu)
 
 
 def chosen_plan(problem: Problem, gpu: Gpu) -> Plan:

@@ -51,7 +51,7 @@ def _run(
 
     gpu = gpu_by_alias(gpu_name)
     kind = family(family_name) if family_name is not None else supporting(problem.spec, gpu)[0]
-    config = changed_config(kind.default(problem.spec, gpu), parameters)
+    config = changed_config(kind.default_for(problem, gpu), parameters)
     draw = np.random.default_rng(seed)
     q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
     kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)

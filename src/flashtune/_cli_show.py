@@ -112,7 +112,7 @@ def show_source(
         from .codegen.family import supporting
 
         kind = family(family_name) if family_name is not None else supporting(problem.spec, gpu)[0]
-        config = changed_config(kind.default(problem.spec, gpu), parameters)
+        config = changed_config(kind.default_for(problem, gpu), parameters)
     plan = family(config.family).plan(problem, config, gpu)
     click.echo(f"// {problem} on {gpu}: {config}")
     for kernel in plan.kernels:

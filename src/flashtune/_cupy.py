@@ -25,6 +25,7 @@ class CupyArrays(GpuArrays):
         super().__init__(layer)
         self.types = (cupy.ndarray,)
         self._array = cupy.ndarray
+        self._alloc = cupy.cuda.alloc
         self._ascontiguousarray = cupy.ascontiguousarray
         self._current_stream = cupy.cuda.get_current_stream
         self._context = layer.context
@@ -97,6 +98,10 @@ class CupyArrays(GpuArrays):
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return self._array(shape, like.dtype if like.dtype.name == dtype else dtype)
+
+    def workspace(self, size: int) -> tuple[Any, int]:
+        memory = self._alloc(size)
+        return memory, memory.ptr
 
     def contiguous(self, array: Any) -> Any:
         return self._ascontiguousarray(array)

@@ -16,10 +16,11 @@ from flashtune.errors import INSTALL, InvalidInput, LaunchError, MissingDependen
 
 
 class Bound(Protocol):
-    def launch(self, q: int, k: int, v: int, out: int, lse: int, stream: int) -> None: ...
+    def launch(self, q: int, k: int, v: int, out: int, lse: int, stream: int, workspace: int = 0) -> None: ...
 
 
 class Loaded(Protocol):
+    plan: Plan
     compiled: tuple[Compiled, ...]
 
     def bind(self, strides: tuple[Strides, Strides, Strides, Strides], scale: float) -> Bound: ...

@@ -94,6 +94,10 @@ class GpuArrays(ArrayKind):
         """A new contiguous array on the device of ``like``, which is current."""
 
     @abstractmethod
+    def workspace(self, size: int) -> tuple[Any, int]:
+        """``size`` bytes on the current device and stream, as an object that owns them, and their address."""
+
+    @abstractmethod
     def contiguous(self, array: Any) -> Any:
         """A contiguous copy."""
 
@@ -179,7 +183,20 @@ class GpuArrays(ArrayKind):
             capturing = layer.capturing(self.stream(device))
             loaded = plan_for(call.problem, gpu, call.config, lambda plan: layer.load(plan, device, capturing))
             bound = loaded.bind(call.strides, call.scale)
-            return Ready(call, device, layer.context(), bound.launch)
+            size = loaded.plan.workspace_bytes
+            launch = self._launch_with_workspace(bound.launch, size) if size else bound.launch
+            return Ready(call, device, layer.context(), launch)
+
+    def _launch_with_workspace(self, launch: Callable[..., None], size: int) -> Launch:
+        """``launch`` with memory of its own for each call: it is given back at once, to be used behind this launch on
+        the same stream, as the library's allocator sees to."""
+
+        def with_workspace(q: int, k: int, v: int, out: int, lse: int, stream: int) -> None:
+            owner, address = self.workspace(size)
+            launch(q, k, v, out, lse, stream, address)
+            del owner
+
+        return with_workspace
 
 
 def foreign(name: str, array: Any, expected: str) -> InvalidType:

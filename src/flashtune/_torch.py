@@ -201,6 +201,10 @@ class TorchArrays(GpuArrays):
     def empty(self, shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return like.new_empty(shape, dtype=getattr(self.torch, dtype))
 
+    def workspace(self, size: int) -> tuple[Any, int]:
+        memory = self._empty((size,), (1,), self.torch.uint8)
+        return memory, memory.data_ptr()
+
     def contiguous(self, array: Any) -> Any:
         return array.resolve_neg().contiguous()
 

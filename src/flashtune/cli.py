@@ -76,7 +76,7 @@ def main() -> None:
 @main.command()
 @gpu_option
 @problem_options
-@click.option("--preset", help="Named set of problems: quick, grid or llm. [default: quick, without problem flags]")
+@click.option("--preset", help="Set of problems: quick, grid, wide or llm. [default: quick, without problem flags]")
 @click.option("--budget", default="120s", show_default=True, help="Time (90s, 10m, 1h) or number of trials (200).")
 @click.option(
     "--mode",

@@ -26,6 +26,45 @@ __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
 }
 
+// Which blocks of kBlockN keys a thread block takes: [begin, end), those from full_end on with a mask.
+struct KeyBlocks {
+  int begin;
+  int full_end;
+  int end;
+};
+
+// The part `split` of `num_splits` of the keys that the queries [query_begin, query_end) see.
+__device__ __forceinline__ KeyBlocks key_blocks(const Mask& mask, int query_begin, int query_end, int split,
+                                                int num_splits) {
+  KeyBlocks blocks{0, mask.full_end(query_begin) / kBlockN, (mask.key_end(query_end) + kBlockN - 1) / kBlockN};
+  if constexpr (kSplitKeys) {
+    const int share = (blocks.end + num_splits - 1) / num_splits;
+    blocks.begin = split * share;
+    blocks.end = min(blocks.end, blocks.begin + share);
+    blocks.full_end = min(blocks.full_end, blocks.end);
+  }
+  return blocks;
+}
+
+// Starts the copy of the tile's rows of Q, which begin at `row_begin`. q_gmem: query 0 of the tile's first head.
+__device__ __forceinline__ void load_queries(char* q_smem, const u16* q_gmem, const Rows& rows, int row_begin,
+                                             int rows_valid, const Params& params) {
+  if constexpr (kPackHeads) {
+#pragma unroll 1
+    for (int index = threadIdx.x; index < kBlockM * QTile::kChunks; index += kThreads) {
+      const int row = index / QTile::kChunks;
+      const int chunk = index % QTile::kChunks;
+      const bool valid = row < rows_valid && chunk * 8 < kHeadDim;
+      const i64 offset = rows.offset(valid ? row_begin + row : 0, params.q_stride_row, params.q_stride_head);
+      copy_chunk<kVector>(q_smem + QTile::offset(row, chunk), q_gmem + offset + chunk * 8, valid);
+    }
+  } else {
+    TileLoader<QTile, kBlockM, kHeadDim, kThreads, kVector> loader(q_gmem + row_begin * params.q_stride_row,
+                                                                   params.q_stride_row);
+    loader.next(q_smem, rows_valid);
+  }
+}
+
 // Row of the tile that scores[m][..][2 * half + ..] belongs to.
 __device__ __forceinline__ int fragment_row(int m, int half) {
   return warp_row() + 16 * m + 8 * half + lane() / 4;
@@ -130,18 +169,20 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kScoreTi
   }
 }
 
-__device__ __forceinline__ void apply_mask(float (&scores)[kRowTiles][kScoreTiles][4], const Mask& mask, int row_begin,
-                                           int key_begin) {
+__device__ __forceinline__ void apply_mask(float (&scores)[kRowTiles][kScoreTiles][4], const Mask& mask,
+                                           const Rows& rows, int row_begin, int key_begin) {
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < kScoreTiles; ++n) {
+    for (int half = 0; half < 2; ++half) {
+      const int query = rows.query(row_begin + fragment_row(m, half));
 #pragma unroll
-      for (int entry = 0; entry < 4; ++entry) {
-        const int row = row_begin + fragment_row(m, entry / 2);
-        const int key = key_begin + 8 * n + 2 * (lane() % 4) + entry % 2;
-        if (!mask.visible(row, key)) {
-          scores[m][n][entry] = negative_infinity();
+      for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          if (!mask.visible(query, key_begin + 8 * n + 2 * (lane() % 4) + column)) {
+            scores[m][n][2 * half + column] = negative_infinity();
+          }
         }
       }
     }
@@ -162,7 +203,7 @@ __device__ __forceinline__ bool is_nonfinite(u16 bits) {
 // whose V holds such values, they are added to the rows that see them and replaced by 0 before the product. Costs one
 // look at V per partial block. Called by all threads.
 __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTiles][4], char* v_smem, const Mask& mask,
-                                                  int row_begin, int key_begin) {
+                                                  const Rows& rows, int row_begin, int key_begin) {
   constexpr int kTileChunks = KeyTile::kBytes / 16;
   u32 found = 0;
 #pragma unroll 2
@@ -184,8 +225,8 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTi
 #pragma unroll
         for (int entry = 0; entry < 4; ++entry) {
           const u16 bits = pair[entry % 2];
-          const int row = row_begin + fragment_row(m, entry / 2);
-          if (is_nonfinite(bits) && mask.visible(row, key_begin + key)) {
+          const int query = rows.query(row_begin + fragment_row(m, entry / 2));
+          if (is_nonfinite(bits) && mask.visible(query, key_begin + key)) {
             out[m][column][entry] += to_float(Element{bits});
           }
         }
@@ -203,24 +244,27 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTi
   __syncthreads();
 }
 
+// lse_gmem: query 0 of the tile's first head; heads are seqlen_q apart.
 __device__ __forceinline__ void store_log_sum_exp(float* lse_gmem, const OnlineSoftmax<kRowTiles>& softmax,
-                                                  const ScoreScale& scale, int rows_valid) {
+                                                  const ScoreScale& scale, const Rows& rows, int row_begin,
+                                                  int rows_valid, int seqlen_q) {
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = fragment_row(m, half);
       if (lane() % 4 == 0 && row < rows_valid) {
-        lse_gmem[row] = softmax.log_sum_exp(m, half, scale);
+        lse_gmem[rows.offset(row_begin + row, 1, seqlen_q)] = softmax.log_sum_exp(m, half, scale);
       }
     }
   }
 }
 
 // O / l, rounded and staged in shared memory, so that whole chunks are written. A warp touches its own rows only.
+// out_gmem: query 0 of the tile's first head.
 __device__ __forceinline__ void store_output(u16* out_gmem, const float (&out)[kRowTiles][kOutTiles][4],
-                                             const OnlineSoftmax<kRowTiles>& softmax, char* out_smem, i64 row_stride,
-                                             int rows_valid) {
+                                             const OnlineSoftmax<kRowTiles>& softmax, char* out_smem, const Rows& rows,
+                                             int row_begin, int rows_valid, const Params& params) {
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -235,6 +279,7 @@ __device__ __forceinline__ void store_output(u16* out_gmem, const float (&out)[k
     }
   }
   __syncwarp();
-  store_rows<QTile, kRowsPerWarp, kHeadDim, kVector>(out_smem, warp_row(), out_gmem + warp_row() * row_stride,
-                                                     row_stride, rows_valid - warp_row());
+  store_rows<QTile, kRowsPerWarp, kHeadDim, kVector>(out_smem, warp_row(), rows_valid - warp_row(), [&](int row) {
+    return out_gmem + rows.offset(row_begin + warp_row() + row, params.out_stride_row, params.out_stride_head);
+  });
 }

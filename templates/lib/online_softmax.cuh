@@ -30,15 +30,16 @@ struct ScoreScale {
       : prescale(!(scale > 1e-30f)), natural(prescale ? 1.0f : scale), log2(natural * kLog2E) {}
 };
 
-// kRowTiles tiles of 16 rows; a thread holds 2 rows of each.
+// kRowTiles tiles of 16 rows; a thread holds 2 rows of each. For each block of scores: observe(), then weigh().
 template <int kRowTiles>
 struct OnlineSoftmax {
   // From here on, (s c - m c) with a rounded m c would move all weights of a row by more than 2^-14, and overflow at
   // 2^31. The slower (s - m) c is exact for the largest score, whatever its size.
   static constexpr float kCarefulFrom = 1024.0f;
 
-  float reference[kRowTiles][2];
-  float sum[kRowTiles][2];  // of this thread's own columns; reduced over the quad at the end
+  float reference[kRowTiles][2];  // m
+  float shift[kRowTiles][2];      // m c; 0 where m was subtracted from the scores before
+  float sum[kRowTiles][2];        // of this thread's own columns; reduced over the quad at the end
   bool careful = false;
 
   __device__ __forceinline__ OnlineSoftmax() {
@@ -47,16 +48,18 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         reference[tile][half] = negative_infinity();
+        shift[tile][half] = 0.0f;
         sum[tile][half] = 0.0f;
       }
     }
   }
 
-  // Takes a block of scores in and turns them into weights. Where a row's maximum grew by more than kThreshold (in
-  // powers of 2) above its reference, the references of the warp move up and what was accumulated is scaled down.
+  // Looks at a block of scores. Where one outgrows its row's reference by more than kThreshold (in powers of 2), the
+  // references of the warp move up to the maxima and what was accumulated is scaled down. Each thread looks at its own
+  // columns, so that blocks which move nothing need no exchange but a vote.
   template <int kThreshold, int kScoreTiles, int kOutTiles>
-  __device__ __forceinline__ void step(float (&scores)[kRowTiles][kScoreTiles][4],
-                                       float (&out)[kRowTiles][kOutTiles][4], float scale_log2) {
+  __device__ __forceinline__ void observe(float (&scores)[kRowTiles][kScoreTiles][4],
+                                          float (&out)[kRowTiles][kOutTiles][4], float scale_log2) {
     float maximum[kRowTiles][2];
     bool moves = false;
 #pragma unroll
@@ -68,17 +71,35 @@ struct OnlineSoftmax {
         for (int n = 0; n < kScoreTiles; ++n) {
           found = fmaxf(found, fmaxf(scores[tile][n][2 * half], scores[tile][n][2 * half + 1]));
         }
-        maximum[tile][half] = quad_max(found);
-        moves = moves || (maximum[tile][half] - reference[tile][half]) * scale_log2 > kThreshold;
+        maximum[tile][half] = found;
+        moves = moves || (found - reference[tile][half]) * scale_log2 > kThreshold;
       }
     }
     if (__any_sync(0xffffffffu, moves)) {
       move_references(maximum, out, scale_log2);
     }
     if (careful) {
-      weigh<true>(scores, scale_log2);
-    } else {
-      weigh<false>(scores, scale_log2);
+      subtract_references(scores);
+    }
+  }
+
+  // Turns the scores that were observed last into weights.
+  template <int kScoreTiles>
+  __device__ __forceinline__ void weigh(float (&scores)[kRowTiles][kScoreTiles][4], float scale_log2) {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+          for (int column = 0; column < 2; ++column) {
+            float& score = scores[tile][n][2 * half + column];
+            score = exp2_approx(fmaf(score, scale_log2, -shift[tile][half]));
+            sum[tile][half] += score;
+          }
+        }
+      }
     }
   }
 
@@ -112,7 +133,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float old = reference[tile][half];
-        const float moved = fmaxf(old, maximum[tile][half]);
+        const float moved = fmaxf(old, quad_max(maximum[tile][half]));
         const float rescale = exp2_approx((old - finite_reference(moved)) * scale_log2);
         reference[tile][half] = moved;
         large = large || fabsf(finite_reference(moved) * scale_log2) > kCarefulFrom;
@@ -125,24 +146,26 @@ struct OnlineSoftmax {
       }
     }
     careful = __any_sync(0xffffffffu, large);
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        shift[tile][half] = careful ? 0.0f : finite_reference(reference[tile][half]) * scale_log2;
+      }
+    }
   }
 
-  template <bool kCareful, int kScoreTiles>
-  __device__ __forceinline__ void weigh(float (&scores)[kRowTiles][kScoreTiles][4], float scale_log2) {
+  template <int kScoreTiles>
+  __device__ __forceinline__ void subtract_references(float (&scores)[kRowTiles][kScoreTiles][4]) {
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float from = finite_reference(reference[tile][half]);
-        const float from_log2 = from * scale_log2;
 #pragma unroll
         for (int n = 0; n < kScoreTiles; ++n) {
-#pragma unroll
-          for (int column = 0; column < 2; ++column) {
-            float& score = scores[tile][n][2 * half + column];
-            score = exp2_approx(kCareful ? (score - from) * scale_log2 : fmaf(score, scale_log2, -from_log2));
-            sum[tile][half] += score;
-          }
+          scores[tile][n][2 * half] -= from;
+          scores[tile][n][2 * half + 1] -= from;
         }
       }
     }

@@ -2,12 +2,15 @@
 //
 // q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
 // elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
+// workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
+// the keys of one tile of queries.
 struct Params {
   const void* q;
   const void* k;
   const void* v;
   void* out;
   void* lse;
+  void* workspace;
   i64 q_stride_batch;
   i64 q_stride_row;
   i64 q_stride_head;
@@ -25,5 +28,6 @@ struct Params {
   int seqlen_k;
   int num_heads;
   int num_heads_kv;
+  int num_splits;
   float scale;
 };

@@ -58,6 +58,7 @@ __device__ __forceinline__ void store_elements(u16* target_gmem, uint4 chunk) {
   }
 }
 
+// Copies 8 elements into a tile, zeros where `valid` is false: asynchronous, or element by element.
 template <bool kVector>
 __device__ __forceinline__ void copy_chunk(char* target_smem, const u16* source_gmem, bool valid) {
   if constexpr (kVector) {
@@ -68,41 +69,74 @@ __device__ __forceinline__ void copy_chunk(char* target_smem, const u16* source_
   }
 }
 
-// Starts the copy of a (kRows, kCols) slice of global memory into a tile by all threads of the block. Rows from
-// `rows_valid` on and columns from kCols on become zeros and are not read. Complete after cp.async wait + barrier.
+// Copies (kRows, kCols) slices of global memory into tiles, one below the other, by all threads of the block.
+//
+// A thread copies one chunk of every kRowsPerPass-th row, and the same in each panel of columns. A panel is a whole row
+// where the threads come out even, else as many chunks as a permutation stays inside of. What does not change from slice
+// to slice is kept: all targets are at constant distances from the first, but for a single warp's.
 template <typename Tile, int kRows, int kCols, int kThreads, bool kVector>
-__device__ __forceinline__ void load_tile(char* tile, const u16* source_gmem, i64 row_stride, int rows_valid) {
-  if constexpr (kThreads % Tile::kChunks == 0) {  // A thread keeps its column: one pointer that moves down.
-    constexpr int kRowsPerPass = kThreads / Tile::kChunks;
-    constexpr int kPasses = (kRows + kRowsPerPass - 1) / kRowsPerPass;
-    const int chunk = threadIdx.x % Tile::kChunks;
-    const int first_row = threadIdx.x / Tile::kChunks;
-    const bool column_valid = Tile::kChunks * 8 == kCols || chunk * 8 < kCols;
-    const u16* chunk_gmem = source_gmem + first_row * row_stride + chunk * 8;
-#pragma unroll(kPasses <= 16 ? kPasses : 8)
+class TileLoader {
+  static constexpr int kPanel = kThreads % (8 * Tile::kChunks) == 0 ? Tile::kChunks : Tile::kPermuted;  // chunks
+  static constexpr int kPanels = Tile::kChunks / kPanel;
+  static constexpr int kRowsPerPass = kThreads / kPanel;
+  static constexpr int kPasses = (kRows + kRowsPerPass - 1) / kRowsPerPass;
+  static constexpr bool kWhole = Tile::kChunks * 8 == kCols && kRows % kRowsPerPass == 0;
+  static constexpr bool kConstantSteps = kRowsPerPass % 8 == 0;
+  static constexpr int kUnrolled = kVector && kConstantSteps ? kPasses : 1;  // elsewhere it takes too many registers
+
+  const u16* chunk_gmem;
+  i64 row_stride;
+  int first_row;
+  int first_target;
+
+ public:
+  __device__ __forceinline__ TileLoader(const u16* source_gmem, i64 row_stride)
+      : chunk_gmem(source_gmem + threadIdx.x / kPanel * row_stride + threadIdx.x % kPanel * 8),
+        row_stride(row_stride),
+        first_row(threadIdx.x / kPanel),
+        first_target(Tile::offset(threadIdx.x / kPanel, threadIdx.x % kPanel)) {}
+
+  // Starts the copy of the next slice. Rows from `rows_valid` on and columns from kCols on become zeros and are not
+  // read. Complete after cp.async wait + barrier.
+  __device__ __forceinline__ void next(char* tile, int rows_valid) {
+    if (kWhole && rows_valid >= kRows) {
+      copy<false>(tile, rows_valid);
+    } else {
+      copy<true>(tile, rows_valid);
+    }
+    chunk_gmem += kRows * row_stride;
+  }
+
+ private:
+  template <bool kChecked>
+  __device__ __forceinline__ void copy(char* tile, int rows_valid) const {
+    const u32 first_smem = shared_address(tile) + first_target;
+    const u16* row_gmem = chunk_gmem;
+#pragma unroll(kUnrolled)
     for (int pass = 0; pass < kPasses; ++pass) {
       const int row = first_row + pass * kRowsPerPass;
       if (kRows % kRowsPerPass == 0 || row < kRows) {
-        copy_chunk<kVector>(tile + Tile::offset(row, chunk), chunk_gmem, column_valid && row < rows_valid);
+#pragma unroll(kUnrolled == 1 ? 1 : kPanels)
+        for (int panel = 0; panel < kPanels; ++panel) {
+          const int chunk = panel * kPanel + threadIdx.x % kPanel;
+          const bool valid = !kChecked || (row < rows_valid && chunk * 8 < kCols);
+          if constexpr (kVector && kConstantSteps) {
+            cp_async_16(first_smem + (pass * kRowsPerPass * Tile::kRowBytes + panel * kPanel * 16),
+                        row_gmem + panel * kPanel * 8, valid);
+          } else {
+            copy_chunk<kVector>(tile + Tile::offset(row, chunk), row_gmem + panel * kPanel * 8, valid);
+          }
+        }
       }
-      chunk_gmem += kRowsPerPass * row_stride;
-    }
-  } else {
-#pragma unroll 1
-    for (int index = threadIdx.x; index < kRows * Tile::kChunks; index += kThreads) {
-      const int row = index / Tile::kChunks;
-      const int chunk = index % Tile::kChunks;
-      const bool column_valid = Tile::kChunks * 8 == kCols || chunk * 8 < kCols;
-      copy_chunk<kVector>(tile + Tile::offset(row, chunk), source_gmem + row * row_stride + chunk * 8,
-                          column_valid && row < rows_valid);
+      row_gmem += kRowsPerPass * row_stride;
     }
   }
-}
+};
 
 // Writes the first `rows_valid` of kRows rows, from row `row_begin` of a tile on, to global memory by one warp.
-template <typename Tile, int kRows, int kCols, bool kVector>
-__device__ __forceinline__ void store_rows(const char* tile, int row_begin, u16* target_gmem, i64 row_stride,
-                                           int rows_valid) {
+// address_of gives the address of each row, counted from 0.
+template <typename Tile, int kRows, int kCols, bool kVector, typename AddressOf>
+__device__ __forceinline__ void store_rows(const char* tile, int row_begin, int rows_valid, AddressOf address_of) {
   constexpr int kStored = kCols / 8;
 #pragma unroll 4
   for (int index = threadIdx.x % 32; index < kRows * kStored; index += 32) {
@@ -112,7 +146,7 @@ __device__ __forceinline__ void store_rows(const char* tile, int row_begin, u16*
       break;
     }
     const uint4 values = *reinterpret_cast<const uint4*>(tile + Tile::offset(row_begin + row, chunk));
-    u16* chunk_gmem = target_gmem + row * row_stride + chunk * 8;
+    u16* chunk_gmem = address_of(row) + chunk * 8;
     if constexpr (kVector) {
       *reinterpret_cast<uint4*>(chunk_gmem) = values;
     } else {

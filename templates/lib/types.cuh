@@ -13,6 +13,12 @@ struct BFloat16 {
   u16 bits;
 };
 
+// A constant as an argument: one loop body, compiled with and without masks.
+template <bool kValue>
+struct Flag {
+  static constexpr bool value = kValue;
+};
+
 constexpr float kLog2E = 1.4426950408889634f;
 
 __device__ __forceinline__ float negative_infinity() {

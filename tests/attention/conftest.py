@@ -102,13 +102,15 @@ class FakeBound:
     def __init__(self, loaded: FakeLoaded, strides: Any, scale: float) -> None:
         self.loaded, self.strides, self.scale = loaded, strides, scale
 
-    def launch(self, q: int, k: int, v: int, out: int, lse: int, stream: int) -> None:
+    def launch(self, q: int, k: int, v: int, out: int, lse: int, stream: int, workspace: int = 0) -> None:
         layer, plan, problem = self.loaded.layer, self.loaded.plan, self.loaded.plan.problem
         assert layer.context() == 100 + self.loaded.device, "launched without the context of the tensors' device"
         if layer.failure is not None:
             raise layer.failure
         layer.launches.append(
-            SimpleNamespace(plan=plan, device=self.loaded.device, stream=stream, strides=self.strides)
+            SimpleNamespace(
+                plan=plan, device=self.loaded.device, stream=stream, strides=self.strides, workspace=workspace
+            )
         )
         dtype = np.dtype(problem.dtype)
         queries = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
@@ -219,7 +221,7 @@ def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
     global allocations
     allocations += 1
     array = memory(tuple(shape), np.dtype(dtype))
-    array[...] = np.nan
+    array.view(np.uint8)[...] = 0xFF  # NaN
     return array
 
 
@@ -242,7 +244,7 @@ class Fakes:
             _current_level=-1, unpack_dual=lambda tensor: SimpleNamespace(tangent=tensor.tangent)
         )
         if name == "torch":
-            names = {each: f"torch.{each}" for each in ("float16", "bfloat16", "float32", "float64")}
+            names = {each: f"torch.{each}" for each in ("float16", "bfloat16", "float32", "float64", "uint8")}
             module = SimpleNamespace(
                 Tensor=FakeTensor,
                 nn=SimpleNamespace(Parameter=FakeParameter),
@@ -264,9 +266,15 @@ class Fakes:
             module = SimpleNamespace(
                 ndarray=array_type,
                 ascontiguousarray=lambda array: self.array(copied(array.host), array.data.device_id),
-                cuda=SimpleNamespace(get_current_stream=lambda device: SimpleNamespace(ptr=self.stream + device)),
+                cuda=SimpleNamespace(
+                    get_current_stream=lambda device: SimpleNamespace(ptr=self.stream + device), alloc=self._alloc
+                ),
             )
             self.kind = CupyArrays(module, self.layer)
+
+    def _alloc(self, size: int) -> SimpleNamespace:
+        host = allocate((size,), np.uint8)
+        return SimpleNamespace(ptr=int(host.ctypes.data), host=host)
 
     def _empty_strided(self, shape: Any, strides: Any, *, dtype: str, device: str) -> FakeTensor:
         assert device == "cuda", "the current device"

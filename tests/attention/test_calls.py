@@ -210,6 +210,20 @@ def test_config_is_used(fakes: Any) -> None:
     assert second.plan.config == config
 
 
+def test_each_call_that_splits_keys_gets_memory_of_its_own(fakes: Any) -> None:
+    q, k, v = fakes.random(1, 1, 2, 16), fakes.random(1, 4096, 2, 16), fakes.random(1, 4096, 2, 16)
+    before = fakes.allocations
+    for _ in range(3):
+        attention(q, k, v)
+    assert fakes.allocations - before == 6, "an output and a workspace each time"
+    for launch in fakes.layer.launches:
+        assert launch.plan.num_splits == 8
+        assert launch.plan.workspace_bytes
+        assert launch.workspace
+    attention(q, fakes.random(1, 64, 2, 16), fakes.random(1, 64, 2, 16))
+    assert fakes.layer.launches[-1].workspace == 0, "few keys are not split"
+
+
 def test_a_launch_goes_to_the_stream_of_the_tensors_device(fakes: Any) -> None:
     q, k, v = inputs(fakes)
     attention(q, k, v)

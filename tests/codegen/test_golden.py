@@ -44,6 +44,10 @@ POINTS: dict[str, tuple[Spec, Config]] = {
         sm80(num_warps=8, q_in_registers=True),
     ),
     "sm80_fwd-float16-d40-unaligned": (Spec(dtype="float16", head_dim=40, alignment=2), sm80(num_stages=3)),
+    "sm80_fwd-bfloat16-d128-split-packed": (
+        Spec(dtype="bfloat16", head_dim=128),
+        sm80(block_m=16, num_warps=1, pack_heads=True, num_splits=0),
+    ),
     "fma_fwd-float32-d64": (Spec(dtype="float32", head_dim=64), fma()),
     "fma_fwd-bfloat16-d128-causal": (Spec(dtype="bfloat16", head_dim=128, causal=True), fma()),
     "fma_fwd-float16-d64-reference": (

@@ -9,7 +9,7 @@ import pytest
 
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
 from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.plan import ARGUMENTS, PARAMS_BYTES, PARAMS_FIELDS, POINTERS, pack_arguments
+from flashtune.codegen.plan import ARGUMENTS, PARAMS_BYTES, PARAMS_FIELDS, POINTERS, Plan, pack_arguments
 from flashtune.codegen.problem import Problem
 from flashtune.errors import IllegalConfig, UnsupportedProblem
 
@@ -29,14 +29,15 @@ def test_params_has_the_members_of_the_cuda_struct() -> None:
 
 
 def test_params_packs_without_padding() -> None:
-    native = struct.Struct("@" + "".join(code for _, code in PARAMS_FIELDS))
+    native = struct.Struct("@" + "".join(code for _, code in PARAMS_FIELDS) + "0q")  # the end is aligned like a member
     assert POINTERS.size + ARGUMENTS.size == PARAMS_BYTES == native.size
 
 
 def test_arguments_hold_strides_lengths_and_scale() -> None:
     strides = ((1, 2, 3), (4, 5, 6), (-7, 8, 0), (2**40, 11, 12))
-    packed = ARGUMENTS.unpack(pack_arguments(PROBLEM, strides, 0.5))
-    assert packed == (1, 2, 3, 4, 5, 6, -7, 8, 0, 2**40, 11, 12, 2, 100, 300, 6, 3, 0.5)
+    plan = Plan(PROBLEM, FAMILY.default(PROBLEM.spec, GPU), GPU, (), num_splits=5)
+    packed = ARGUMENTS.unpack(pack_arguments(plan, strides, 0.5))
+    assert packed == (1, 2, 3, 4, 5, 6, -7, 8, 0, 2**40, 11, 12, 2, 100, 300, 6, 3, 5, 0.5)
 
 
 def test_plan_launches_one_block_per_tile() -> None:
@@ -57,5 +58,5 @@ def test_plan_refuses_an_illegal_config_with_both_numbers() -> None:
 
 def test_plan_refuses_more_tiles_than_a_launch_takes() -> None:
     huge = Problem(dtype="float16", head_dim=8, batch=2**20, seqlen_q=2**20, seqlen_k=1, num_heads=1024, num_heads_kv=1)
-    with pytest.raises(UnsupportedProblem, match="tiles, a launch takes at most 2147483647"):
+    with pytest.raises(UnsupportedProblem, match="thread blocks, a launch takes at most 2147483647"):
         FAMILY.plan(huge, FAMILY.default(huge.spec, GPU), GPU)

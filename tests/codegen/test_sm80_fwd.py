@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +12,7 @@ from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
 from flashtune.codegen.family import register_cap
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.gpu_table import GPUS
-from flashtune.codegen.problem import Spec
+from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.render import render_source
 from flashtune.errors import InvalidInput
 
@@ -91,7 +93,7 @@ def test_enumeration_is_legal_distinct_and_counts_the_rest() -> None:
     legal, reasons = FAMILY.enumerate(SPEC, H200)
     assert len(legal) == len({each.key for each in legal}) > 100
     assert all(FAMILY.illegal(each, SPEC, H200) is None for each in legal)
-    searched = [each for each in Sm80FwdConfig.parameters() if each.searched]
+    searched = [each for each in Sm80FwdConfig.parameters() if each.searched and not each.by_problem]
     points = 1
     for each in searched:
         points *= len(each.choices)
@@ -105,6 +107,75 @@ def test_shared_memory_is_counted_as_the_kernel_lays_it_out() -> None:
     assert FAMILY.resources(config(num_stages=2, q_in_registers=True), SPEC).shared_memory == 2 * 2 * 64 * 256
     # head_dim 72 takes rows of 80.
     assert FAMILY.resources(config(), Spec(dtype="float16", head_dim=72)).shared_memory == (128 + 2 * 64) * 160
+
+
+def problem(seqlen_q: int, seqlen_k: int, num_heads: int = 8, num_heads_kv: int = 8, batch: int = 1) -> Problem:
+    return Problem(
+        dtype="float16", head_dim=128, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k, num_heads=num_heads,
+        num_heads_kv=num_heads_kv,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "block_m", "pack_heads", "num_splits", "launched"),
+    [
+        (problem(4096, 4096), 128, False, 1, 1),  # 256 tiles fill 132 SMs
+        (problem(1, 8192), 16, False, 0, 16),  # 8 tiles, 512 keys for each of 16
+        (problem(1, 8192, 32, 8), 16, True, 0, 16),  # 4 heads share a tile
+        (problem(20, 300, 32, 8), 128, True, 1, 1),  # too few keys to share
+        (problem(1, 4096, batch=64), 16, False, 1, 1),
+        (problem(33, 100_000), 64, False, 0, 33),  # two blocks per SM
+        (problem(33, 0), 64, False, 1, 1),
+    ],
+)
+def test_default_follows_queries_and_heads(
+    asked: Problem, block_m: int, pack_heads: bool, num_splits: int, launched: int
+) -> None:
+    found = FAMILY.default_for(asked, H200)
+    assert isinstance(found, Sm80FwdConfig)
+    assert (found.block_m, found.pack_heads, found.num_splits) == (block_m, pack_heads, num_splits)
+    plan = FAMILY.plan(asked, found, H200)
+    assert plan.num_splits == launched
+    assert plan.kernels[0].grid[0] == FAMILY.tiles(found, asked) * launched
+
+
+def test_default_is_legal_whatever_the_lengths() -> None:
+    for gpu in (each for each in GPUS.values() if each.capability >= (8, 0)):
+        for head_dim in HEAD_DIMS:
+            for seqlen_q, group in itertools.product((1, 17, 40, 64, 65, 500), (1, 4)):
+                asked = replace(problem(seqlen_q, 9000, 8, 8 // group), head_dim=head_dim, causal=True)
+                FAMILY.plan(asked, FAMILY.default_for(asked, gpu), gpu)
+
+
+def test_variants_are_what_may_pay_for_the_problem() -> None:
+    def found(asked: Problem, **changes: object) -> set[tuple[bool, int]]:
+        configs = FAMILY.variants(config(**changes), asked, H200)
+        assert all(FAMILY.illegal(each, asked.spec, H200) is None for each in configs)
+        return {(each.pack_heads, each.num_splits) for each in configs if isinstance(each, Sm80FwdConfig)}
+
+    assert found(problem(4096, 4096)) == {(False, 1)}
+    assert found(problem(4096, 4096, 32, 8)) == {(False, 1)}
+    assert found(problem(64, 8192)) == {(False, each) for each in (1, 2, 4, 8, 16, 32)}  # twice the rule's 16
+    assert found(problem(1, 1024, 32, 8, batch=64)) == {(False, 1), (True, 1)}
+
+
+def test_more_parts_than_key_blocks_are_not_launched() -> None:
+    assert FAMILY.num_splits(config(num_splits=64), problem(64, 130), H200) == 3
+    assert FAMILY.num_splits(config(num_splits=64), problem(64, 0), H200) == 1
+
+
+def test_the_workspace_is_laid_out_as_the_kernel_does_it() -> None:
+    # 3 tiles of 4 parts: 128 threads hold 2 row tiles of 16 column tiles of O and one entry of sums, 16 bytes each.
+    plan = FAMILY.plan(problem(300, 4096, 1, 1), config(num_splits=4), H200)
+    assert (plan.zeroed_bytes, plan.workspace_bytes) == (256, 256 + 3 * 4 * 128 * 2 * 17 * 16)
+    alone = FAMILY.plan(problem(300, 4096, 1, 1), config(num_splits=1), H200)
+    assert (alone.zeroed_bytes, alone.workspace_bytes) == (0, 0)
+
+
+def test_the_number_of_parts_is_not_in_the_source() -> None:
+    sources = {each: render_source(FAMILY.name, SPEC, config(num_splits=each), FAMILY.names(config(), SPEC)).text
+               for each in (0, 1, 2, 64)}  # fmt: skip
+    assert sources[0] == sources[2] == sources[64] != sources[1]
 
 
 ARCHS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_a_meter_runs_from_one_to_zero() -> None:
     assert counted.left == 0.25
 
 
-@pytest.mark.parametrize(("name", "count"), [("quick", 4), ("grid", 36), ("llm", 8)])
+@pytest.mark.parametrize(("name", "count"), [("quick", 4), ("grid", 36), ("wide", 13), ("llm", 8)])
 def test_presets_hold_distinct_problems_that_the_default_gpu_serves(name: str, count: int) -> None:
     problems = preset(name)
     assert len(set(problems)) == count
@@ -94,7 +95,7 @@ def test_the_grid_needs_few_specs_and_keeps_tokens_and_width() -> None:
 
 
 def test_an_unknown_preset_lists_the_known() -> None:
-    with pytest.raises(InvalidInput, match="quick, grid, llm"):
+    with pytest.raises(InvalidInput, match="quick, grid, wide, llm"):
         preset("tiny")
 
 
@@ -103,9 +104,21 @@ def test_a_space_holds_legal_configs_in_the_models_order() -> None:
     times = [estimate.seconds for estimate in SPACE.estimates]
     assert times == sorted(times)
     assert sum(SPACE.rejected.values()) > 0
-    assert len(SPACE) + sum(SPACE.rejected.values()) == math.prod(
-        len(each.choices) for each in FAMILY.config_type.parameters() if each.searched
+    parameters = FAMILY.config_type.parameters()
+    neutral = {each.name: each.neutral for each in parameters if each.by_problem}
+    enumerated = {dataclasses.replace(config, **neutral) for config in SPACE.configs}
+    assert len(enumerated) + sum(SPACE.rejected.values()) == math.prod(
+        len(each.choices) for each in parameters if each.searched and not each.by_problem
     )
+
+
+def test_a_space_has_the_variants_that_may_pay_for_its_problem() -> None:
+    few = make_space(dataclasses.replace(problem(4096), batch=1, seqlen_q=1, num_heads_kv=2), GPU, FAMILY)
+    seen = {(config.to_json()["pack_heads"], config.to_json()["num_splits"]) for config in few.configs}
+    assert {(False, 1), (True, 1), (True, 8)} < seen
+    assert [few.at(few.point(config)) for config in few.configs] == list(few.configs)
+    many = make_space(dataclasses.replace(problem(), batch=64), GPU, FAMILY)
+    assert {(config.to_json()["pack_heads"], config.to_json()["num_splits"]) for config in many.configs} == {(False, 1)}
 
 
 def test_points_lead_back_to_their_configs() -> None:

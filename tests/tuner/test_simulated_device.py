@@ -127,13 +127,15 @@ class Simulation:
         return SimpleNamespace(ptr=ctypes.addressof(buffer), mem=SimpleNamespace(size=size), keep=buffer)
 
     def load(self, plan: Any, index: int) -> Any:
-        return SimpleNamespace(bind=lambda strides, scale: SimpleNamespace(launch=self.kernel(plan.problem)))
+        loaded = SimpleNamespace(plan=plan)
+        loaded.bind = lambda strides, scale: SimpleNamespace(launch=self.kernel(plan.problem), loaded=loaded)
+        return loaded
 
     def kernel(self, problem: Problem) -> Callable[..., None]:
         candidate = not problem.out_dtype
         memory_results: dict[bytes, Any] = {}
 
-        def launch(q: int, k: int, v: int, out: int, lse: int, stream: int) -> None:
+        def launch(q: int, k: int, v: int, out: int, lse: int, stream: int, workspace: int = 0) -> None:
             self.runtime.launches += 1
             if candidate and self.crash:
                 self.runtime.broken = True

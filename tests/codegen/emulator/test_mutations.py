@@ -111,6 +111,22 @@ def growing(q: Array, k: Array, v: Array) -> None:
     k *= np.linspace(0.1, 40, k.shape[1], dtype=np.float32)[:, None, None]
 
 
+def falling(q: Array, k: Array, v: Array) -> None:
+    """Earlier keys have larger scores."""
+    k *= np.linspace(40, 0.1, k.shape[1], dtype=np.float32)[:, None, None]
+
+
+def growing_far(q: Array, k: Array, v: Array) -> None:
+    """The same, so far that references have to be subtracted from scores before they are scaled."""
+    k *= np.linspace(0.1, 400, k.shape[1], dtype=np.float32)[:, None, None]
+
+
+def rising(q: Array, k: Array, v: Array) -> None:
+    """Scores rise from about -2300 to -570: in the last block of keys references get small enough for the fast way."""
+    q[...] = 1
+    k[...] = np.linspace(-400, -100, k.shape[1], dtype=np.float32)[:, None, None]
+
+
 def nonfinite(q: Array, k: Array, v: Array) -> None:
     """NaN and infinities in some columns of V, in the last block of keys and in one before it."""
     v[:, 60, :, 5] = np.nan
@@ -126,6 +142,11 @@ def large(q: Array, k: Array, v: Array) -> None:
 LARGE: dict[str, Any] = {"dtype": "bfloat16", "head_dim": 64, "seqlen_q": 3, "seqlen_k": 3}
 NEGATIVE = {"scale": -0.7}
 SPREAD = {"out_strides": (30000, 224, 56, 1)}
+# 78 keys are 5 blocks: parts of 2, 2 and 1, and a fourth that is empty. Most of the first 32 rows see nothing of the
+# third.
+SPLIT: dict[str, Any] = {"config": {"num_splits": 4}, "seqlen_k": 78}
+PACKED: dict[str, object] = {"pack_heads": True}
+ONE_WARP: dict[str, object] = {"block_m": 16, "num_warps": 1}
 
 SETUPS = {
     "base": sm80(),
@@ -146,12 +167,42 @@ SETUPS = {
     "unaligned": sm80(alignment=2),
     "unaligned, head dim 40": sm80(alignment=2, head_dim=40),
     "strides": sm80(options=SPREAD, spread=True),
+    "large scores, several blocks": sm80(large, **LARGE | {"seqlen_k": 62}),
+    "large scores, empty rows": sm80(large, **LARGE | {"seqlen_q": 45, "seqlen_k": 5}),
+    "longer queries": sm80(seqlen_q=62, seqlen_k=45),
+    "falling scores": sm80(falling),
+    "scores that grow far": sm80(growing_far),
+    "scores that rise from far below": sm80(rising, causal=False),
+    "one warp": sm80(config=ONE_WARP, head_dim=64),
+    "one warp, head dim 128": sm80(config=ONE_WARP, head_dim=128),
+    "split": sm80(**SPLIT),
+    "split, growing scores": sm80(growing, **SPLIT),
+    "split, negative scale": sm80(options=NEGATIVE, **SPLIT),
+    "split, falling scores": sm80(falling, **SPLIT),
+    "split, scores that rise from far below": sm80(rising, causal=False, **SPLIT),
+    "split, strides": sm80(options=SPREAD, spread=True, **SPLIT),
+    "split, two row tiles": sm80(config={"num_splits": 4, "block_m": 64}, seqlen_k=78),
+    "split, a block each": sm80(config={"num_splits": 64, "num_stages": 3}, seqlen_k=78),
+    "split, odd number of tiles": sm80(**SPLIT, batch=1, num_heads=3, num_heads_kv=3),
+    "split, empty rows": sm80(config={"num_splits": 2}, seqlen_k=20),
+    "split, NaN behind the mask": sm80(nonfinite, config={"num_splits": 4}),
+    "split, a single part": sm80(config={"num_splits": 4}, seqlen_k=5),
+    "packed": sm80(config=PACKED),
+    "packed, strides": sm80(
+        config=PACKED, options={"out_strides": (30000, 336, 56, 1)}, spread=True, num_heads=6, num_heads_kv=2
+    ),
+    "packed, head dim 40": sm80(config=PACKED, head_dim=40),
+    "packed, unaligned": sm80(config=PACKED, alignment=2),
+    "packed, NaN behind the mask": sm80(nonfinite, config=PACKED),
+    "packed, split": sm80(config={"num_splits": 4, **PACKED}, seqlen_k=78),
     "head dim 16": sm80(head_dim=16),
     "head dim 24": sm80(head_dim=24),
     "head dim 40": sm80(head_dim=40),
     "fma": fma(),
     "fma, float16": fma(dtype="float16"),
     "fma, shared K and V": fma(config={"share_kv": True}),
+    "fma, a tile ends on the diagonal": fma(seqlen_q=64, seqlen_k=78),
+    "fma, not causal": fma(causal=False),
     "fma, empty rows": fma(seqlen_k=5),
     "fma, NaN behind the mask": fma(nonfinite),
     "fma, negative scale": fma(options=NEGATIVE),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,10 +65,16 @@ def samples(name: str) -> Iterator[Sample]:
             alignment=draw.choice((16, 16, ITEM_BYTES[dtype])),
         )
         legal, _ = rules.enumerate(problem.spec, H200)
-        candidates = draw.sample(legal, min(CANDIDATES, len(legal)))
+        candidates = [by_problem(each, draw) for each in draw.sample(legal, min(CANDIDATES, len(legal)))]
         config = max(candidates, key=lambda each: len(set(each.to_json().items()) - seen))
         seen |= set(config.to_json().items())
         yield Sample(problem, config, strided=number % 3 == 1, want_lse=number % 5 != 4, seed=number)
+
+
+def by_problem(config: Config, draw: random.Random) -> Config:
+    """``config`` with any values of the parameters that the tuner sets for some problems only: all must be right."""
+    changes = {each.name: draw.choice(each.choices) for each in config.parameters() if each.by_problem}
+    return replace(config, **changes)
 
 
 SAMPLES = {name: list(samples(name)) for name in families()}

@@ -18,6 +18,12 @@ struct BFloat16 {
   u16 bits;
 };
 
+// A constant as an argument: one loop body, compiled with and without masks.
+template <bool kValue>
+struct Flag {
+  static constexpr bool value = kValue;
+};
+
 constexpr float kLog2E = 1.4426950408889634f;
 
 __device__ __forceinline__ float negative_infinity() {
@@ -27,12 +33,15 @@ __device__ __forceinline__ float negative_infinity() {
 //
 // q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
 // elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
+// workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
+// the keys of one tile of queries.
 struct Params {
   const void* q;
   const void* k;
   const void* v;
   void* out;
   void* lse;
+  void* workspace;
   i64 q_stride_batch;
   i64 q_stride_row;
   i64 q_stride_head;
@@ -50,6 +59,7 @@ struct Params {
   int seqlen_k;
   int num_heads;
   int num_heads_kv;
+  int num_splits;
   float scale;
 };
 // One function per PTX instruction that the templates use. Inline asm stands here and nowhere else, so that a host
@@ -207,6 +217,14 @@ struct Mask {
     return seqlen_k;
   }
 
+  // One past the last key that every query from row_begin on sees. May be 0.
+  __device__ __forceinline__ int full_end(int row_begin) const {
+    if constexpr (kCausal) {
+      return max(0, min(seqlen_k, row_begin + 1 + (seqlen_k - seqlen_q)));
+    }
+    return seqlen_k;
+  }
+
   // Queries [row_begin, row_end) against keys [col_begin, col_end).
   __device__ __forceinline__ TileKind classify(int row_begin, int row_end, int col_begin, int col_end) const {
     if (col_begin >= key_end(row_end)) {
@@ -259,23 +277,61 @@ constexpr int kVOffset = kShareKv ? kKOffset : kKOffset + kTileBytes;
 static_assert(kSharedBytes == kVOffset + kTileBytes, "shared memory as FmaFwd.resources() has it");
 static_assert(kQOffset % 16 == 0 && kKOffset % 16 == 0 && kVOffset % 16 == 0, "every array is aligned");
 
+constexpr bool kPackHeads = false;
+constexpr bool kSplitKeys = false;
 
 
-// Which rows of which head of which batch entry a thread block works on. The grid is one-dimensional, because batch
-// times heads may exceed what the other dimensions take. Neighbouring blocks share keys; causal tiles start with the
-// longest.
+// The query rows that go through tiles together. With kPackHeads the query heads that share keys stand side by side: row
+// r is query r / group of the group's head r % group.
+struct Rows {
+  int group;  // query heads per key head
+
+  __device__ __forceinline__ explicit Rows(const Params& params) : group(params.num_heads / params.num_heads_kv) {}
+
+  __device__ __forceinline__ int count(const Params& params) const {
+    return kPackHeads ? params.seqlen_q * group : params.seqlen_q;
+  }
+
+  __device__ __forceinline__ int query(int row) const {
+    return kPackHeads ? row / group : row;
+  }
+
+  // In elements, from query 0 of the first head.
+  __device__ __forceinline__ i64 offset(int row, i64 row_stride, i64 head_stride) const {
+    return kPackHeads ? row / group * row_stride + row % group * head_stride : row * row_stride;
+  }
+};
+
+// Which rows of which head (or group of heads) of which batch entry a thread block works on, and which part of the keys.
+// The grid is one-dimensional, because batch times heads may exceed what the other dimensions take. Neighbouring blocks
+// share keys; causal tiles start with the longest.
 struct TileCoordinates {
   int row_begin;
-  int head;
+  int head;  // the first of a group
+  int head_kv;
   int batch;
+  int split;
 
-  __device__ __forceinline__ explicit TileCoordinates(const Params& params) {
-    const int row_tiles = (params.seqlen_q + kBlockM - 1) / kBlockM;
-    const int row_tile = blockIdx.x % row_tiles;
-    const int rest = blockIdx.x / row_tiles;
+  __device__ __forceinline__ TileCoordinates(const Params& params, const Rows& rows) {
+    int rest = blockIdx.x;
+    split = 0;
+    if constexpr (kSplitKeys) {
+      split = rest % params.num_splits;
+      rest /= params.num_splits;
+    }
+    const int row_tiles = (rows.count(params) + kBlockM - 1) / kBlockM;
+    const int row_tile = rest % row_tiles;
     row_begin = (kCausal ? row_tiles - 1 - row_tile : row_tile) * kBlockM;
-    head = rest % params.num_heads;
-    batch = rest / params.num_heads;
+    rest /= row_tiles;
+    if constexpr (kPackHeads) {
+      head_kv = rest % params.num_heads_kv;
+      head = head_kv * rows.group;
+      batch = rest / params.num_heads_kv;
+    } else {
+      head = rest % params.num_heads;
+      head_kv = head / rows.group;
+      batch = rest / params.num_heads;
+    }
   }
 };
 
@@ -456,11 +512,11 @@ extern "C" __global__ void __launch_bounds__(kNumThreads, kBlocksPerSm) fma_fwd(
   Input* v_smem = reinterpret_cast<Input*>(smem + kVOffset);
 
   // ---- Which rows ----
-  const TileCoordinates tile(params);
+  const TileCoordinates tile(params, Rows(params));
   const int tile_begin = tile.row_begin;
   const i64 batch = tile.batch;
   const i64 head = tile.head;
-  const i64 head_kv = head / (params.num_heads / params.num_heads_kv);
+  const i64 head_kv = tile.head_kv;
   const int num_rows = min(kBlockM, params.seqlen_q - tile_begin);
   const Mask mask = {params.seqlen_q, params.seqlen_k};
   const int key_end = mask.key_end(tile_begin + num_rows);

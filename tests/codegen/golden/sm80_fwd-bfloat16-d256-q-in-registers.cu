@@ -9,7 +9,8 @@
 //   l = l exp(m - m') + rowsum(P),  O = O exp(m - m') + P V
 //
 // and divides O by l once at the end. Each warp owns whole rows, so that S and P stay in its registers. K and V arrive
-// by asynchronous copies, kNumStages blocks ahead.
+// by asynchronous copies, kNumStages blocks ahead. Where there are few tiles, several thread blocks share the keys of
+// one; where queries are few, the heads that share keys share a tile.
 // Names for the types that kernels use. No CUDA header is included anywhere: NVRTC finds none without a toolkit.
 
 using u16 = unsigned short;
@@ -23,6 +24,12 @@ struct Half {
 };
 struct BFloat16 {
   u16 bits;
+};
+
+// A constant as an argument: one loop body, compiled with and without masks.
+template <bool kValue>
+struct Flag {
+  static constexpr bool value = kValue;
 };
 
 constexpr float kLog2E = 1.4426950408889634f;
@@ -160,12 +167,15 @@ __device__ __forceinline__ float from_float<float>(float x) {
 //
 // q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
 // elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
+// workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
+// the keys of one tile of queries.
 struct Params {
   const void* q;
   const void* k;
   const void* v;
   void* out;
   void* lse;
+  void* workspace;
   i64 q_stride_batch;
   i64 q_stride_row;
   i64 q_stride_head;
@@ -183,6 +193,7 @@ struct Params {
   int seqlen_k;
   int num_heads;
   int num_heads_kv;
+  int num_splits;
   float scale;
 };
 // Tiles of 16-bit elements in shared memory, moved in chunks of 16 bytes (8 elements). Needs types.cuh, ptx.cuh.
@@ -245,6 +256,7 @@ __device__ __forceinline__ void store_elements(u16* target_gmem, uint4 chunk) {
   }
 }
 
+// Copies 8 elements into a tile, zeros where `valid` is false: asynchronous, or element by element.
 template <bool kVector>
 __device__ __forceinline__ void copy_chunk(char* target_smem, const u16* source_gmem, bool valid) {
   if constexpr (kVector) {
@@ -255,41 +267,73 @@ __device__ __forceinline__ void copy_chunk(char* target_smem, const u16* source_
   }
 }
 
-// Starts the copy of a (kRows, kCols) slice of global memory into a tile by all threads of the block. Rows from
-// `rows_valid` on and columns from kCols on become zeros and are not read. Complete after cp.async wait + barrier.
+// Copies (kRows, kCols) slices of global memory into tiles, one below the other, by all threads of the block.
+//
+// A thread copies one chunk of every kRowsPerPass-th row, and the same in each panel of columns. A panel is a whole row
+// where the threads come out even, else as many chunks as a permutation stays inside of. What does not change from slice
+// to slice is kept: all targets are at constant distances from the first, but for a single warp's.
 template <typename Tile, int kRows, int kCols, int kThreads, bool kVector>
-__device__ __forceinline__ void load_tile(char* tile, const u16* source_gmem, i64 row_stride, int rows_valid) {
-  if constexpr (kThreads % Tile::kChunks == 0) {  // A thread keeps its column: one pointer that moves down.
-    constexpr int kRowsPerPass = kThreads / Tile::kChunks;
-    constexpr int kPasses = (kRows + kRowsPerPass - 1) / kRowsPerPass;
-    const int chunk = threadIdx.x % Tile::kChunks;
-    const int first_row = threadIdx.x / Tile::kChunks;
-    const bool column_valid = Tile::kChunks * 8 == kCols || chunk * 8 < kCols;
-    const u16* chunk_gmem = source_gmem + first_row * row_stride + chunk * 8;
-#pragma unroll(kPasses <= 16 ? kPasses : 8)
+class TileLoader {
+  static constexpr int kPanel = kThreads % (8 * Tile::kChunks) == 0 ? Tile::kChunks : Tile::kPermuted;  // chunks
+  static constexpr int kPanels = Tile::kChunks / kPanel;
+  static constexpr int kRowsPerPass = kThreads / kPanel;
+  static constexpr int kPasses = (kRows + kRowsPerPass - 1) / kRowsPerPass;
+  static constexpr bool kWhole = Tile::kChunks * 8 == kCols && kRows % kRowsPerPass == 0;
+  static constexpr bool kConstantSteps = kRowsPerPass % 8 == 0;
+
+  const u16* chunk_gmem;
+  i64 row_stride;
+  int first_row;
+  int first_target;
+
+ public:
+  __device__ __forceinline__ TileLoader(const u16* source_gmem, i64 row_stride)
+      : chunk_gmem(source_gmem + threadIdx.x / kPanel * row_stride + threadIdx.x % kPanel * 8),
+        row_stride(row_stride),
+        first_row(threadIdx.x / kPanel),
+        first_target(Tile::offset(threadIdx.x / kPanel, threadIdx.x % kPanel)) {}
+
+  // Starts the copy of the next slice. Rows from `rows_valid` on and columns from kCols on become zeros and are not
+  // read. Complete after cp.async wait + barrier.
+  __device__ __forceinline__ void next(char* tile, int rows_valid) {
+    if (kWhole && rows_valid >= kRows) {
+      copy<false>(tile, rows_valid);
+    } else {
+      copy<true>(tile, rows_valid);
+    }
+    chunk_gmem += kRows * row_stride;
+  }
+
+ private:
+  template <bool kChecked>
+  __device__ __forceinline__ void copy(char* tile, int rows_valid) const {
+    const u32 first_smem = shared_address(tile) + first_target;
+    const u16* row_gmem = chunk_gmem;
+#pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int row = first_row + pass * kRowsPerPass;
       if (kRows % kRowsPerPass == 0 || row < kRows) {
-        copy_chunk<kVector>(tile + Tile::offset(row, chunk), chunk_gmem, column_valid && row < rows_valid);
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+          const int chunk = panel * kPanel + threadIdx.x % kPanel;
+          const bool valid = !kChecked || (row < rows_valid && chunk * 8 < kCols);
+          if constexpr (kVector && kConstantSteps) {
+            cp_async_16(first_smem + (pass * kRowsPerPass * Tile::kRowBytes + panel * kPanel * 16),
+                        row_gmem + panel * kPanel * 8, valid);
+          } else {
+            copy_chunk<kVector>(tile + Tile::offset(row, chunk), row_gmem + panel * kPanel * 8, valid);
+          }
+        }
       }
-      chunk_gmem += kRowsPerPass * row_stride;
-    }
-  } else {
-#pragma unroll 1
-    for (int index = threadIdx.x; index < kRows * Tile::kChunks; index += kThreads) {
-      const int row = index / Tile::kChunks;
-      const int chunk = index % Tile::kChunks;
-      const bool column_valid = Tile::kChunks * 8 == kCols || chunk * 8 < kCols;
-      copy_chunk<kVector>(tile + Tile::offset(row, chunk), source_gmem + row * row_stride + chunk * 8,
-                          column_valid && row < rows_valid);
+      row_gmem += kRowsPerPass * row_stride;
     }
   }
-}
+};
 
 // Writes the first `rows_valid` of kRows rows, from row `row_begin` of a tile on, to global memory by one warp.
-template <typename Tile, int kRows, int kCols, bool kVector>
-__device__ __forceinline__ void store_rows(const char* tile, int row_begin, u16* target_gmem, i64 row_stride,
-                                           int rows_valid) {
+// address_of gives the address of each row, counted from 0.
+template <typename Tile, int kRows, int kCols, bool kVector, typename AddressOf>
+__device__ __forceinline__ void store_rows(const char* tile, int row_begin, int rows_valid, AddressOf address_of) {
   constexpr int kStored = kCols / 8;
 #pragma unroll 4
   for (int index = threadIdx.x % 32; index < kRows * kStored; index += 32) {
@@ -299,7 +343,7 @@ __device__ __forceinline__ void store_rows(const char* tile, int row_begin, u16*
       break;
     }
     const uint4 values = *reinterpret_cast<const uint4*>(tile + Tile::offset(row_begin + row, chunk));
-    u16* chunk_gmem = target_gmem + row * row_stride + chunk * 8;
+    u16* chunk_gmem = address_of(row) + chunk * 8;
     if constexpr (kVector) {
       *reinterpret_cast<uint4*>(chunk_gmem) = values;
     } else {
@@ -339,15 +383,16 @@ struct ScoreScale {
       : prescale(!(scale > 1e-30f)), natural(prescale ? 1.0f : scale), log2(natural * kLog2E) {}
 };
 
-// kRowTiles tiles of 16 rows; a thread holds 2 rows of each.
+// kRowTiles tiles of 16 rows; a thread holds 2 rows of each. For each block of scores: observe(), then weigh().
 template <int kRowTiles>
 struct OnlineSoftmax {
   // From here on, (s c - m c) with a rounded m c would move all weights of a row by more than 2^-14, and overflow at
   // 2^31. The slower (s - m) c is exact for the largest score, whatever its size.
   static constexpr float kCarefulFrom = 1024.0f;
 
-  float reference[kRowTiles][2];
-  float sum[kRowTiles][2];  // of this thread's own columns; reduced over the quad at the end
+  float reference[kRowTiles][2];  // m
+  float shift[kRowTiles][2];      // m c; 0 where m was subtracted from the scores before
+  float sum[kRowTiles][2];        // of this thread's own columns; reduced over the quad at the end
   bool careful = false;
 
   __device__ __forceinline__ OnlineSoftmax() {
@@ -356,16 +401,18 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         reference[tile][half] = negative_infinity();
+        shift[tile][half] = 0.0f;
         sum[tile][half] = 0.0f;
       }
     }
   }
 
-  // Takes a block of scores in and turns them into weights. Where a row's maximum grew by more than kThreshold (in
-  // powers of 2) above its reference, the references of the warp move up and what was accumulated is scaled down.
+  // Looks at a block of scores. Where one outgrows its row's reference by more than kThreshold (in powers of 2), the
+  // references of the warp move up to the maxima and what was accumulated is scaled down. Each thread looks at its own
+  // columns, so that blocks which move nothing need no exchange but a vote.
   template <int kThreshold, int kScoreTiles, int kOutTiles>
-  __device__ __forceinline__ void step(float (&scores)[kRowTiles][kScoreTiles][4],
-                                       float (&out)[kRowTiles][kOutTiles][4], float scale_log2) {
+  __device__ __forceinline__ void observe(float (&scores)[kRowTiles][kScoreTiles][4],
+                                          float (&out)[kRowTiles][kOutTiles][4], float scale_log2) {
     float maximum[kRowTiles][2];
     bool moves = false;
 #pragma unroll
@@ -377,17 +424,35 @@ struct OnlineSoftmax {
         for (int n = 0; n < kScoreTiles; ++n) {
           found = fmaxf(found, fmaxf(scores[tile][n][2 * half], scores[tile][n][2 * half + 1]));
         }
-        maximum[tile][half] = quad_max(found);
-        moves = moves || (maximum[tile][half] - reference[tile][half]) * scale_log2 > kThreshold;
+        maximum[tile][half] = found;
+        moves = moves || (found - reference[tile][half]) * scale_log2 > kThreshold;
       }
     }
     if (__any_sync(0xffffffffu, moves)) {
       move_references(maximum, out, scale_log2);
     }
     if (careful) {
-      weigh<true>(scores, scale_log2);
-    } else {
-      weigh<false>(scores, scale_log2);
+      subtract_references(scores);
+    }
+  }
+
+  // Turns the scores that were observed last into weights.
+  template <int kScoreTiles>
+  __device__ __forceinline__ void weigh(float (&scores)[kRowTiles][kScoreTiles][4], float scale_log2) {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+          for (int column = 0; column < 2; ++column) {
+            float& score = scores[tile][n][2 * half + column];
+            score = exp2_approx(fmaf(score, scale_log2, -shift[tile][half]));
+            sum[tile][half] += score;
+          }
+        }
+      }
     }
   }
 
@@ -421,7 +486,7 @@ struct OnlineSoftmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float old = reference[tile][half];
-        const float moved = fmaxf(old, maximum[tile][half]);
+        const float moved = fmaxf(old, quad_max(maximum[tile][half]));
         const float rescale = exp2_approx((old - finite_reference(moved)) * scale_log2);
         reference[tile][half] = moved;
         large = large || fabsf(finite_reference(moved) * scale_log2) > kCarefulFrom;
@@ -434,24 +499,26 @@ struct OnlineSoftmax {
       }
     }
     careful = __any_sync(0xffffffffu, large);
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        shift[tile][half] = careful ? 0.0f : finite_reference(reference[tile][half]) * scale_log2;
+      }
+    }
   }
 
-  template <bool kCareful, int kScoreTiles>
-  __device__ __forceinline__ void weigh(float (&scores)[kRowTiles][kScoreTiles][4], float scale_log2) {
+  template <int kScoreTiles>
+  __device__ __forceinline__ void subtract_references(float (&scores)[kRowTiles][kScoreTiles][4]) {
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float from = finite_reference(reference[tile][half]);
-        const float from_log2 = from * scale_log2;
 #pragma unroll
         for (int n = 0; n < kScoreTiles; ++n) {
-#pragma unroll
-          for (int column = 0; column < 2; ++column) {
-            float& score = scores[tile][n][2 * half + column];
-            score = exp2_approx(kCareful ? (score - from) * scale_log2 : fmaf(score, scale_log2, -from_log2));
-            sum[tile][half] += score;
-          }
+          scores[tile][n][2 * half] -= from;
+          scores[tile][n][2 * half + 1] -= from;
         }
       }
     }
@@ -469,6 +536,8 @@ constexpr int kNumStages = 2;
 constexpr bool kQInRegisters = true;
 constexpr int kRescaleThreshold = 8;  // powers of 2
 constexpr int kBlocksPerSm = 1;
+constexpr bool kPackHeads = false;
+constexpr bool kSplitKeys = false;
 
 
 
@@ -499,6 +568,14 @@ struct Mask {
     return seqlen_k;
   }
 
+  // One past the last key that every query from row_begin on sees. May be 0.
+  __device__ __forceinline__ int full_end(int row_begin) const {
+    if constexpr (kCausal) {
+      return max(0, min(seqlen_k, row_begin + 1 + (seqlen_k - seqlen_q)));
+    }
+    return seqlen_k;
+  }
+
   // Queries [row_begin, row_end) against keys [col_begin, col_end).
   __device__ __forceinline__ TileKind classify(int row_begin, int row_end, int col_begin, int col_end) const {
     if (col_begin >= key_end(row_end)) {
@@ -513,21 +590,57 @@ struct Mask {
 };
 
 
-// Which rows of which head of which batch entry a thread block works on. The grid is one-dimensional, because batch
-// times heads may exceed what the other dimensions take. Neighbouring blocks share keys; causal tiles start with the
-// longest.
+// The query rows that go through tiles together. With kPackHeads the query heads that share keys stand side by side: row
+// r is query r / group of the group's head r % group.
+struct Rows {
+  int group;  // query heads per key head
+
+  __device__ __forceinline__ explicit Rows(const Params& params) : group(params.num_heads / params.num_heads_kv) {}
+
+  __device__ __forceinline__ int count(const Params& params) const {
+    return kPackHeads ? params.seqlen_q * group : params.seqlen_q;
+  }
+
+  __device__ __forceinline__ int query(int row) const {
+    return kPackHeads ? row / group : row;
+  }
+
+  // In elements, from query 0 of the first head.
+  __device__ __forceinline__ i64 offset(int row, i64 row_stride, i64 head_stride) const {
+    return kPackHeads ? row / group * row_stride + row % group * head_stride : row * row_stride;
+  }
+};
+
+// Which rows of which head (or group of heads) of which batch entry a thread block works on, and which part of the keys.
+// The grid is one-dimensional, because batch times heads may exceed what the other dimensions take. Neighbouring blocks
+// share keys; causal tiles start with the longest.
 struct TileCoordinates {
   int row_begin;
-  int head;
+  int head;  // the first of a group
+  int head_kv;
   int batch;
+  int split;
 
-  __device__ __forceinline__ explicit TileCoordinates(const Params& params) {
-    const int row_tiles = (params.seqlen_q + kBlockM - 1) / kBlockM;
-    const int row_tile = blockIdx.x % row_tiles;
-    const int rest = blockIdx.x / row_tiles;
+  __device__ __forceinline__ TileCoordinates(const Params& params, const Rows& rows) {
+    int rest = blockIdx.x;
+    split = 0;
+    if constexpr (kSplitKeys) {
+      split = rest % params.num_splits;
+      rest /= params.num_splits;
+    }
+    const int row_tiles = (rows.count(params) + kBlockM - 1) / kBlockM;
+    const int row_tile = rest % row_tiles;
     row_begin = (kCausal ? row_tiles - 1 - row_tile : row_tile) * kBlockM;
-    head = rest % params.num_heads;
-    batch = rest / params.num_heads;
+    rest /= row_tiles;
+    if constexpr (kPackHeads) {
+      head_kv = rest % params.num_heads_kv;
+      head = head_kv * rows.group;
+      batch = rest / params.num_heads_kv;
+    } else {
+      head = rest % params.num_heads;
+      head_kv = head / rows.group;
+      batch = rest / params.num_heads;
+    }
   }
 };
 // The two matrix products of attention with mma.sync m16n8k16, and what happens to their registers in between. Needs:
@@ -556,6 +669,45 @@ __device__ __forceinline__ int warp_row() {
 
 __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
+}
+
+// Which blocks of kBlockN keys a thread block takes: [begin, end), those from full_end on with a mask.
+struct KeyBlocks {
+  int begin;
+  int full_end;
+  int end;
+};
+
+// The part `split` of `num_splits` of the keys that the queries [query_begin, query_end) see.
+__device__ __forceinline__ KeyBlocks key_blocks(const Mask& mask, int query_begin, int query_end, int split,
+                                                int num_splits) {
+  KeyBlocks blocks{0, mask.full_end(query_begin) / kBlockN, (mask.key_end(query_end) + kBlockN - 1) / kBlockN};
+  if constexpr (kSplitKeys) {
+    const int share = (blocks.end + num_splits - 1) / num_splits;
+    blocks.begin = split * share;
+    blocks.end = min(blocks.end, blocks.begin + share);
+    blocks.full_end = min(blocks.full_end, blocks.end);
+  }
+  return blocks;
+}
+
+// Starts the copy of the tile's rows of Q, which begin at `row_begin`. q_gmem: query 0 of the tile's first head.
+__device__ __forceinline__ void load_queries(char* q_smem, const u16* q_gmem, const Rows& rows, int row_begin,
+                                             int rows_valid, const Params& params) {
+  if constexpr (kPackHeads) {
+#pragma unroll 1
+    for (int index = threadIdx.x; index < kBlockM * QTile::kChunks; index += kThreads) {
+      const int row = index / QTile::kChunks;
+      const int chunk = index % QTile::kChunks;
+      const bool valid = row < rows_valid && chunk * 8 < kHeadDim;
+      const i64 offset = rows.offset(valid ? row_begin + row : 0, params.q_stride_row, params.q_stride_head);
+      copy_chunk<kVector>(q_smem + QTile::offset(row, chunk), q_gmem + offset + chunk * 8, valid);
+    }
+  } else {
+    TileLoader<QTile, kBlockM, kHeadDim, kThreads, kVector> loader(q_gmem + row_begin * params.q_stride_row,
+                                                                   params.q_stride_row);
+    loader.next(q_smem, rows_valid);
+  }
 }
 
 // Row of the tile that scores[m][..][2 * half + ..] belongs to.
@@ -662,18 +814,20 @@ __device__ __forceinline__ void scale_scores(float (&scores)[kRowTiles][kScoreTi
   }
 }
 
-__device__ __forceinline__ void apply_mask(float (&scores)[kRowTiles][kScoreTiles][4], const Mask& mask, int row_begin,
-                                           int key_begin) {
+__device__ __forceinline__ void apply_mask(float (&scores)[kRowTiles][kScoreTiles][4], const Mask& mask,
+                                           const Rows& rows, int row_begin, int key_begin) {
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < kScoreTiles; ++n) {
+    for (int half = 0; half < 2; ++half) {
+      const int query = rows.query(row_begin + fragment_row(m, half));
 #pragma unroll
-      for (int entry = 0; entry < 4; ++entry) {
-        const int row = row_begin + fragment_row(m, entry / 2);
-        const int key = key_begin + 8 * n + 2 * (lane() % 4) + entry % 2;
-        if (!mask.visible(row, key)) {
-          scores[m][n][entry] = negative_infinity();
+      for (int n = 0; n < kScoreTiles; ++n) {
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          if (!mask.visible(query, key_begin + 8 * n + 2 * (lane() % 4) + column)) {
+            scores[m][n][2 * half + column] = negative_infinity();
+          }
         }
       }
     }
@@ -694,7 +848,7 @@ __device__ __forceinline__ bool is_nonfinite(u16 bits) {
 // whose V holds such values, they are added to the rows that see them and replaced by 0 before the product. Costs one
 // look at V per partial block. Called by all threads.
 __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTiles][4], char* v_smem, const Mask& mask,
-                                                  int row_begin, int key_begin) {
+                                                  const Rows& rows, int row_begin, int key_begin) {
   constexpr int kTileChunks = KeyTile::kBytes / 16;
   u32 found = 0;
 #pragma unroll 2
@@ -716,8 +870,8 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTi
 #pragma unroll
         for (int entry = 0; entry < 4; ++entry) {
           const u16 bits = pair[entry % 2];
-          const int row = row_begin + fragment_row(m, entry / 2);
-          if (is_nonfinite(bits) && mask.visible(row, key_begin + key)) {
+          const int query = rows.query(row_begin + fragment_row(m, entry / 2));
+          if (is_nonfinite(bits) && mask.visible(query, key_begin + key)) {
             out[m][column][entry] += to_float(Element{bits});
           }
         }
@@ -735,24 +889,27 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTi
   __syncthreads();
 }
 
+// lse_gmem: query 0 of the tile's first head; heads are seqlen_q apart.
 __device__ __forceinline__ void store_log_sum_exp(float* lse_gmem, const OnlineSoftmax<kRowTiles>& softmax,
-                                                  const ScoreScale& scale, int rows_valid) {
+                                                  const ScoreScale& scale, const Rows& rows, int row_begin,
+                                                  int rows_valid, int seqlen_q) {
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = fragment_row(m, half);
       if (lane() % 4 == 0 && row < rows_valid) {
-        lse_gmem[row] = softmax.log_sum_exp(m, half, scale);
+        lse_gmem[rows.offset(row_begin + row, 1, seqlen_q)] = softmax.log_sum_exp(m, half, scale);
       }
     }
   }
 }
 
 // O / l, rounded and staged in shared memory, so that whole chunks are written. A warp touches its own rows only.
+// out_gmem: query 0 of the tile's first head.
 __device__ __forceinline__ void store_output(u16* out_gmem, const float (&out)[kRowTiles][kOutTiles][4],
-                                             const OnlineSoftmax<kRowTiles>& softmax, char* out_smem, i64 row_stride,
-                                             int rows_valid) {
+                                             const OnlineSoftmax<kRowTiles>& softmax, char* out_smem, const Rows& rows,
+                                             int row_begin, int rows_valid, const Params& params) {
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -767,8 +924,9 @@ __device__ __forceinline__ void store_output(u16* out_gmem, const float (&out)[k
     }
   }
   __syncwarp();
-  store_rows<QTile, kRowsPerWarp, kHeadDim, kVector>(out_smem, warp_row(), out_gmem + warp_row() * row_stride,
-                                                     row_stride, rows_valid - warp_row());
+  store_rows<QTile, kRowsPerWarp, kHeadDim, kVector>(out_smem, warp_row(), rows_valid - warp_row(), [&](int row) {
+    return out_gmem + rows.offset(row_begin + warp_row() + row, params.out_stride_row, params.out_stride_head);
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(const __grid_constant__ Params params) {
@@ -777,39 +935,39 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(co
   char* k_smem = smem + (kQInRegisters ? 0 : QTile::kBytes);
   char* v_smem = k_smem + kNumStages * KeyTile::kBytes;
 
-  const TileCoordinates tile(params);
+  const Rows rows(params);
+  const TileCoordinates tile(params, rows);
   const Mask mask{params.seqlen_q, params.seqlen_k};
-  const int row_end = tile.row_begin + kBlockM;
-  const int num_blocks = (mask.key_end(row_end) + kBlockN - 1) / kBlockN;
-  const int head_kv = tile.head / (params.num_heads / params.num_heads_kv);
-  const int rows_valid = params.seqlen_q - tile.row_begin;
+  const int rows_valid = min(kBlockM, rows.count(params) - tile.row_begin);
+  const int query_begin = rows.query(tile.row_begin);
+  const int query_end = rows.query(tile.row_begin + rows_valid - 1) + 1;
+  const KeyBlocks blocks = key_blocks(mask, query_begin, query_end, tile.split, params.num_splits);
 
-  const u16* q_gmem = static_cast<const u16*>(params.q) + tile.batch * params.q_stride_batch +
-                      tile.row_begin * params.q_stride_row + tile.head * params.q_stride_head;
-  const u16* k_gmem =
-      static_cast<const u16*>(params.k) + tile.batch * params.k_stride_batch + head_kv * params.k_stride_head;
-  const u16* v_gmem =
-      static_cast<const u16*>(params.v) + tile.batch * params.v_stride_batch + head_kv * params.v_stride_head;
+  const u16* q_gmem =
+      static_cast<const u16*>(params.q) + tile.batch * params.q_stride_batch + tile.head * params.q_stride_head;
+  const u16* k_gmem = static_cast<const u16*>(params.k) + tile.batch * params.k_stride_batch +
+                      tile.head_kv * params.k_stride_head + i64(blocks.begin) * kBlockN * params.k_stride_row;
+  const u16* v_gmem = static_cast<const u16*>(params.v) + tile.batch * params.v_stride_batch +
+                      tile.head_kv * params.v_stride_head + i64(blocks.begin) * kBlockN * params.v_stride_row;
 
-  // Each call closes one group of copies, also when there is nothing left to load: waits count groups.
+  TileLoader<KeyTile, kBlockN, kHeadDim, kThreads, kVector> key_loader(k_gmem, params.k_stride_row);
+  TileLoader<KeyTile, kBlockN, kHeadDim, kThreads, kVector> value_loader(v_gmem, params.v_stride_row);
+  // Blocks are loaded in order. Each call closes one group of copies, also when there is nothing left to load: waits
+  // count groups.
   const auto load_keys = [&](int block) {
-    if (block < num_blocks) {
-      load_tile<KeyTile, kBlockN, kHeadDim, kThreads, kVector>(k_smem + block % kNumStages * KeyTile::kBytes,
-                                                               k_gmem + i64(block) * kBlockN * params.k_stride_row,
-                                                               params.k_stride_row, params.seqlen_k - block * kBlockN);
+    if (block < blocks.end) {
+      key_loader.next(k_smem + block % kNumStages * KeyTile::kBytes, params.seqlen_k - block * kBlockN);
     }
     cp_async_commit();
   };
   const auto load_values = [&](int block) {
-    if (block < num_blocks) {
-      load_tile<KeyTile, kBlockN, kHeadDim, kThreads, kVector>(v_smem + block % kNumStages * KeyTile::kBytes,
-                                                               v_gmem + i64(block) * kBlockN * params.v_stride_row,
-                                                               params.v_stride_row, params.seqlen_k - block * kBlockN);
+    if (block < blocks.end) {
+      value_loader.next(v_smem + block % kNumStages * KeyTile::kBytes, params.seqlen_k - block * kBlockN);
     }
     cp_async_commit();
   };
 
-  load_tile<QTile, kBlockM, kHeadDim, kThreads, kVector>(q_smem, q_gmem, params.q_stride_row, rows_valid);
+  load_queries(q_smem, q_gmem, rows, tile.row_begin, rows_valid, params);
   Queries queries(q_smem);
   if constexpr (kQInRegisters) {
     cp_async_commit();
@@ -822,17 +980,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(co
   // Groups in order: K0 V0 K1 V1 ... Waiting for all but the last kInFlight completes the one that is needed next.
   constexpr int kInFlight = 2 * kNumStages - 2;
 #pragma unroll
-  for (int block = 0; block < kNumStages - 1; ++block) {
-    load_keys(block);
-    load_values(block);
+  for (int stage = 0; stage < kNumStages - 1; ++stage) {
+    load_keys(blocks.begin + stage);
+    load_values(blocks.begin + stage);
   }
-  load_keys(kNumStages - 1);
+  load_keys(blocks.begin + kNumStages - 1);
 
   const ScoreScale scale(params.scale);
   OnlineSoftmax<kRowTiles> softmax;
   float out[kRowTiles][kOutTiles][4] = {};  // O, [kRowsPerWarp, kHeadDim]
 
-  for (int block = 0; block < num_blocks; ++block) {
+  const auto step = [&](int block, auto masked) {
     const int key_begin = block * kBlockN;
     const int stage_bytes = block % kNumStages * KeyTile::kBytes;
 
@@ -852,26 +1010,35 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(co
     if (scale.prescale) {
       scale_scores(scores, params.scale);
     }
-    const bool partial = mask.classify(tile.row_begin, row_end, key_begin, key_begin + kBlockN) == TileKind::kPartial;
-    if (partial) {
-      apply_mask(scores, mask, tile.row_begin, key_begin);
+    if constexpr (masked.value) {
+      apply_mask(scores, mask, rows, tile.row_begin, key_begin);
     }
-    softmax.step<kRescaleThreshold>(scores, out, scale.log2);
-    if (partial) {
-      isolate_nonfinite(out, v_smem + stage_bytes, mask, tile.row_begin, key_begin);
+    softmax.observe<kRescaleThreshold>(scores, out, scale.log2);
+    softmax.weigh(scores, scale.log2);
+    if constexpr (masked.value) {
+      isolate_nonfinite(out, v_smem + stage_bytes, mask, rows, tile.row_begin, key_begin);
     }
     multiply_values(out, scores, v_smem, stage_bytes);
+  };
+
+  // The blocks that need a mask are the last: the end of the sequence, the diagonal.
+  int block = blocks.begin;
+  for (; block < blocks.full_end; ++block) {
+    step(block, Flag<false>{});
+  }
+  for (; block < blocks.end; ++block) {
+    step(block, Flag<true>{});
   }
 
   softmax.reduce();
-  if (params.lse != nullptr) {
-    float* lse_gmem = static_cast<float*>(params.lse) +
-                      (i64(tile.batch) * params.num_heads + tile.head) * params.seqlen_q + tile.row_begin;
-    store_log_sum_exp(lse_gmem, softmax, scale, rows_valid);
-  }
   cp_async_wait<0>();
+  if (params.lse != nullptr) {
+    float* lse_gmem =
+        static_cast<float*>(params.lse) + (i64(tile.batch) * params.num_heads + tile.head) * params.seqlen_q;
+    store_log_sum_exp(lse_gmem, softmax, scale, rows, tile.row_begin, rows_valid, params.seqlen_q);
+  }
   __syncthreads();  // O leaves through the memory of Q, which K and V may have taken over.
-  u16* out_gmem = static_cast<u16*>(params.out) + tile.batch * params.out_stride_batch +
-                  tile.row_begin * params.out_stride_row + tile.head * params.out_stride_head;
-  store_output(out_gmem, out, softmax, q_smem, params.out_stride_row, rows_valid);
+  u16* out_gmem =
+      static_cast<u16*>(params.out) + tile.batch * params.out_stride_batch + tile.head * params.out_stride_head;
+  store_output(out_gmem, out, softmax, q_smem, rows, tile.row_begin, rows_valid, params);
 }
