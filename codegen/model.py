@@ -78,15 +78,15 @@ class Constants:
 
 
 CONSTANTS = Constants(
-    exposed=0.4782,
-    chained=0.1109,
-    shared=0.746,
-    spill=2.407,
-    step_latency=1023.0,
-    load_latency=256.5,
-    tile_latency=468.6,
-    uneven=0.9835,
-    ends=4.92,
+    exposed=0.3978,
+    chained=0.03362,
+    shared=0.8037,
+    spill=1.881,
+    step_latency=540.2,
+    load_latency=384.4,
+    tile_latency=430.0,
+    uneven=0.723,
+    ends=5.098,
 )
 """The fit to all groups in benchmarks/results/model_fit.json; a test compares them."""
 
