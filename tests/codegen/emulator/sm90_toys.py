@@ -405,7 +405,7 @@ BOXES = {
 
 @dataclass(frozen=True)
 class Misuse:
-    """A box that the emulator refuses, and what a device does with it, as `Box.outcome` or the launch's error has it."""
+    """A box that the emulator refuses, and what a device does with it: as `Box.outcome` or the error has it."""
 
     box: Box
     report: str
