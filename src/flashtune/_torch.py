@@ -110,7 +110,7 @@ class TorchArrays(GpuArrays):
                     out.requires_grad and self._is_grad_enabled(),
                 )
             ready = self.memo.get(key)
-        except (AttributeError, TypeError, RuntimeError) as error:
+        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
             raise self.refuse(q, k, v, out, options, error) from None
         if ready is None:
             ready = self.prepare(key, q, k, v, out, options)

@@ -143,6 +143,16 @@ def test_forget_looks_up_again(fakes: Any) -> None:
     assert len(fakes.layer.loads) == 2
 
 
+def test_calls_of_two_kinds_take_turns(fakes: Any) -> None:
+    small, large = fakes.random(1, 8, 2, 16), fakes.random(1, 40, 2, 16)
+    for _ in range(3):
+        for each in (small, large, large):
+            assert attention(each, each, each).shape == each.shape
+    launched = [launch.plan.problem.seqlen_q for launch in fakes.layer.launches]
+    assert launched == [8, 40, 40] * 3
+    assert len(fakes.layer.loads) == 2
+
+
 def test_the_memo_is_bounded(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_gpu_arrays, "MEMO_LIMIT", 3)
     fakes.layer.loading.set()

@@ -306,3 +306,12 @@ class TestTorch:
 def test_no_array_at_all(wrong: object) -> None:
     with pytest.raises(InvalidType, match=f"q is a builtins.{type(wrong).__name__}.*CuPy arrays, torch CUDA tensors"):
         attention(wrong, wrong, wrong)
+
+
+@pytest.mark.parametrize("name", ["scale", "causal", "layout"])
+def test_an_option_that_is_an_array_is_refused_on_warm_calls_too(fakes: Any, name: str) -> None:
+    arrays = [fakes.random(1, 4, 2, 16, seed=seed) for seed in range(3)]
+    for _ in range(3):
+        attention(*arrays)
+    with pytest.raises((InvalidInput, InvalidType), match=f"{name}="):
+        attention(*arrays, **{name: np.ones(3)})
