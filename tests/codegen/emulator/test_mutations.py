@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -303,11 +304,13 @@ def test_without_a_fault_every_setup_is_right(name: str) -> None:
 
 
 def by_turns(found: Mapping[str, Mutation]) -> list[Any]:
-    """Each takes seconds of a core, so every second one is left to `-m slow`."""
-    return [
-        pytest.param(mutation, id=name, marks=[pytest.mark.slow] * (number % 2))
-        for number, (name, mutation) in enumerate(found.items())
-    ]
+    """Each takes seconds of a core, so every second one that shows alike is left to `-m slow`."""
+    seen: Counter[str] = Counter()
+    params = []
+    for name, mutation in found.items():
+        params.append(pytest.param(mutation, id=name, marks=[pytest.mark.slow] * (seen[mutation.shows] % 2)))
+        seen[mutation.shows] += 1
+    return params
 
 
 @pytest.mark.parametrize("mutation", by_turns(CAUGHT))
