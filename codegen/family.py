@@ -77,6 +77,17 @@ class Family(ABC):
         """Bytes of device memory that a launch needs for itself, and how many of them, from the start, must be 0."""
         return 0, 0
 
+    def unfit(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
+        """Why ``config``, which is legal for the problem's `Spec`, can't serve its sizes, or None."""
+        blocks = self.tiles(config, problem) * self.num_splits(config, problem, gpu)
+        if blocks > MAX_GRID_X:
+            return f"{blocks} thread blocks, a launch takes at most {MAX_GRID_X}"
+        return None
+
+    def fitted(self, config: Config, problem: Problem, gpu: Gpu) -> Config:
+        """``config``, which was chosen for another problem, as it may pay for this one."""
+        return config
+
     def default_for(self, problem: Problem, gpu: Gpu) -> Config:
         """:meth:`default`, or what serves ``problem`` better where its lengths and heads are far from the usual."""
         return self.default(problem.spec, gpu)
@@ -102,8 +113,9 @@ class Family(ABC):
         self.check(config, spec, gpu)
         num_splits = self.num_splits(config, problem, gpu)
         blocks = self.tiles(config, problem) * num_splits
-        if blocks > MAX_GRID_X:
-            raise UnsupportedProblem(f"{problem}: {blocks} thread blocks, a launch takes at most {MAX_GRID_X}")
+        if reason := self.unfit(config, problem, gpu):
+            kind = UnsupportedProblem if blocks > MAX_GRID_X else IllegalConfig
+            raise kind(f"{config} for {problem}: {reason}")
         needs = self.resources(config, spec)
         source = render_source(self.name, spec, config, self.names(config, spec))
         kernel = Kernel(source, self.entry, (blocks, 1, 1), needs.threads, needs.shared_memory)

@@ -1,7 +1,7 @@
 """From a `Plan` to kernels on a device: compile or take from the cache, load, bind strides, launch.
 
-A warm launch packs six pointers and makes one driver call. The caller gives the stream, and the device must be
-current (:class:`DeviceGuard`).
+A warm launch packs six pointers and makes one driver call, or two where a workspace has to be zeroed. The caller gives
+the stream, and the device must be current (:class:`DeviceGuard`).
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ MEMORY_REACHED = 0.89
 """Part of the nominal memory bandwidth that a copy reaches (4265 of 4800 GB/s on an H200, 0.93 on A100)."""
 CLOCK_REACHED = 0.97
 """Part of the boost clock that is held in short runs (1920 of 1980 MHz on an H200); under lasting load it is less."""
+PART_SECONDS = 0.6e-6
+"""For each part of a tile's keys: the last block reads the parts one after the other. Set by hand near the rows with
+one query in benchmarks/results/tune_h200_wide.jsonl.gz."""
 LAUNCH_SECONDS = 2.5e-6
 """From the start of a launch to the first block running, and the drain at the end."""
 SCHEDULERS = 4
@@ -179,7 +182,8 @@ def estimate(
     clocks = max(clocks + constants.uneven * (work.longest - work.steps) * sm.step(used), sm.alone())
     on_chip = clocks / (gpu.clock_mhz * 1e6 * CLOCK_REACHED)
     memory = problem.min_bytes / (gpu.bandwidth_gb_s * 1e9 * MEMORY_REACHED)
-    seconds = _soft_max(on_chip, memory, MEMORY_SHARPNESS) + LAUNCH_SECONDS
+    adding_up = work.parts * PART_SECONDS if work.parts > 1 else 0.0
+    seconds = _soft_max(on_chip, memory, MEMORY_SHARPNESS) + LAUNCH_SECONDS + adding_up
     bound: Bound = "memory" if memory > on_chip else sm.bound(used)
     return Estimate(seconds, bound, resident, work.tiles / slots, problem.flops / seconds / 1e12)
 

@@ -91,6 +91,8 @@ class Problem:
                 raise InvalidInput(f"{name}={value.shown(got)} must be at most {most}")
         if self.num_heads % self.num_heads_kv:
             raise InvalidInput(f"num_heads={self.num_heads} must be a multiple of num_heads_kv={self.num_heads_kv}")
+        if self.seqlen_q == 1 and self.causal:  # the last query sees every key
+            object.__setattr__(self, "causal", False)
         if self.alignment not in (VECTOR_ALIGNMENT, ITEM_BYTES[self.dtype]):
             raise InvalidInput(
                 f"alignment={self.alignment} must be {VECTOR_ALIGNMENT} or one element ({ITEM_BYTES[self.dtype]} bytes)"

@@ -49,6 +49,8 @@ class Work:
     """Per masked step: further bytes through shared memory."""
     registers: int = 0
     """Per thread, as the compiler is expected to give them; 0: as `Resources` estimates."""
+    parts: int = 1
+    """Thread blocks that share the keys of a tile; the last of them adds up what all have left."""
     spill_bytes: int = 0
     """Per thread, stores and loads: what the compiler is expected to spill."""
 

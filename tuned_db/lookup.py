@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flashtune.codegen.config import Config
-from flashtune.codegen.family import MAX_GRID_X, family, supporting
+from flashtune.codegen.family import family, supporting
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.render import render_source
@@ -113,9 +113,12 @@ class _Search:
         for distance, _, neighbour in sorted(found.values())[:NEIGHBOURS]:
             for source in self.sources:
                 best = self._any(source, neighbour, gpu_key)
-                if best and (guard := self._no_loss(best.config)):
+                if best is None:
+                    continue
+                config = self._fitted(best.config)
+                if self._usable(config) and (guard := self._no_loss(config)):
                     note = f"tuned for {neighbour}, {distance:.2g} octaves away; {guard}"
-                    return self._choice(level, source, best, note)
+                    return self._choice(level, source, best, note, config)
         return None
 
     def borrowed(self) -> Choice | None:
@@ -159,6 +162,10 @@ class _Search:
         current, older = self._best(source, problem, gpu_key)
         return current or older
 
+    def _fitted(self, config: Config) -> Config:
+        """The winner of another problem, changed where the family knows that it must be."""
+        return family(config.family).fitted(config, self.problem, self.gpu)
+
     def _no_loss(self, config: Config) -> str | None:
         """What the model predicts for ``config`` and the default, if that is no loss."""
         from flashtune.codegen import model
@@ -179,9 +186,11 @@ class _Search:
         kind, spec = family(config.family), self.problem.spec
         if kind.unsupported(spec, self.gpu) or kind.illegal(config, spec, self.gpu):
             return False
-        return kind.tiles(config, self.problem) * kind.num_splits(config, self.problem, self.gpu) <= MAX_GRID_X
+        return kind.unfit(config, self.problem, self.gpu) is None
 
-    def _choice(self, level: Level, source: Source, best: Ranked, note: str = "") -> Choice:
+    def _choice(
+        self, level: Level, source: Source, best: Ranked, note: str = "", config: Config | None = None
+    ) -> Choice:
         row = best.measurement
         notes = [_describe(best)]
         if level == "borrowed":
@@ -189,7 +198,8 @@ class _Search:
         if row.source_digest != source_digest(self.problem.spec, row.config):
             notes.append("the kernel's source has changed since")
         notes += filter(None, [note])
-        return Choice(config=row.config, level=level, evidence="; ".join(notes), origin=source.label, measurement=row)
+        chosen = config or row.config
+        return Choice(config=chosen, level=level, evidence="; ".join(notes), origin=source.label, measurement=row)
 
 
 def chip_distance(one: str, other: str) -> tuple[int, float]:

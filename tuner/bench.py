@@ -59,7 +59,7 @@ class DeviceBench:
         self._clock = Clock(facts.uuid)
         self._comparers: dict[tuple[str, int], Comparer] = {}
         self._prepared: dict[Problem, str | None] = {}
-        self._sampled: dict[tuple[str, Spec], Outcome] = {}
+        self._sampled: dict[tuple[str, Spec, tuple[int, ...]], Outcome] = {}
         self._bound: dict[tuple[Problem, Config], BoundPlan] = {}
         self._warm = False
 
@@ -120,8 +120,9 @@ class DeviceBench:
     # Correctness on samples
 
     def _check_samples(self, spec: Spec, config: Config, digest: str) -> Outcome:
-        """Errors over all samples, or the first failure. The same code is checked once."""
-        key = digest, spec
+        """Errors over all samples, or the first failure. The same code is checked once for each way to share keys."""
+        kind = family(config.family)
+        key = digest, spec, tuple(kind.num_splits(config, each.problem, self.gpu) for each in samples(spec))
         if key not in self._sampled:
             outcomes = [
                 check_sample(sample, self._bind(sample.problem, config), self._arena, self._stream)
@@ -227,8 +228,8 @@ class DeviceBench:
         q, k, v = self._inputs(problem)
         out = self._arena.address("out", count_q * ITEM_BYTES[problem.spec.output] + offset) + offset
         lse = self._arena.address("lse", count_lse * 4)
-        workspace = workspace_address(self._arena, bound)
-        return lambda: bound.launch(q, k, v, out, lse, self._stream, workspace)
+        arena = self._arena  # asked at each launch: another config's workspace may have moved it
+        return lambda: bound.launch(q, k, v, out, lse, self._stream, workspace_address(arena, bound))
 
     def _bind(self, problem: Problem, config: Config) -> BoundPlan:
         plan = family(config.family).plan(problem, config, self.gpu)

@@ -30,8 +30,17 @@ COMPILED_CONFIGS = 32
 """Most configs compiled per spec: beyond these the model's ranking is not worth a compile."""
 
 
+def _settings(problem: Problem, gpu: Gpu, families: Sequence[Family]) -> frozenset[object]:
+    """What the parameters that are searched by problem can be for ``problem``: a long prefill and one query differ."""
+    configs = [each for kind in families for each in kind.variants(kind.default(problem.spec, gpu), problem, gpu)]
+    return frozenset(
+        (each.family, *(getattr(each, parameter.name) for parameter in each.parameters() if parameter.by_problem))
+        for each in configs
+    )
+
+
 class _Group:
-    """Problems of one spec: they share sources, so each config is compiled once for all of them."""
+    """Problems of one spec and alike: they share sources, so each config is compiled once for all of them."""
 
     def __init__(self, problems: Sequence[Problem], gpu: Gpu, families: Sequence[Family]) -> None:
         self.problems = problems
@@ -68,10 +77,10 @@ def predict_problems(
     failed: Counter[str] = Counter()
     interrupted = False
     try:
-        by_spec: dict[Spec, list[Problem]] = {}
+        alike: dict[tuple[Spec, frozenset[object]], list[Problem]] = {}
         for problem in problems:
-            by_spec.setdefault(problem.spec, []).append(problem)
-        for spec, members in by_spec.items():
+            alike.setdefault((problem.spec, _settings(problem, gpu, families(problem))), []).append(problem)
+        for (spec, _), members in alike.items():
             progress(Progress(0.0, f"{spec}: listing configs"))
             groups.append(_Group(members, gpu, families(members[0])))
         _compile(groups, builder, meter, progress)

@@ -18,9 +18,10 @@ from flashtune.codegen.tolerance import Tolerance, attention_tolerances
 
 from .inputs import random_values
 
-_SHAPES = ((2, 197, 709, 4, 2), (1, 333, 197, 3, 1))
+_SHAPES = ((2, 197, 709, 4, 2), (1, 333, 197, 3, 1), (1, 5, 1337, 4, 2))
 """batch, seqlen_q, seqlen_k, num_heads, num_heads_kv. No length is a multiple of a tile. The first has more key blocks
-than any pipeline has stages; in the second a causal mask leaves rows without keys."""
+than any pipeline has stages; in the second a causal mask leaves rows without keys; the third has so few tiles that
+families which share keys among thread blocks by a rule do so."""
 
 
 @dataclass(frozen=True, eq=False)

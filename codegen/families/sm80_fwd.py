@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..config import Config, parameter
 from ..family import Family, Resources, register_cap, too_large
 from ..gpu import Gpu
-from ..problem import Problem, Spec
+from ..problem import MAX_LENGTH, Problem, Spec
 from ..work import Work, masked, tensor_flops_clock, walk
 
 _ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
@@ -35,7 +35,10 @@ COSTS = Costs(alu_per_score=7.622, alu_per_thread=158.7, masked_alu_per_score=8.
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 KEYS_PER_SPLIT = 512
-"""Fewest for which a split by rule paid on an H200: 1 query, 8 tiles, 8192 keys took 26 us in 16 parts, 32 us in 32."""
+"""Fewest for which a split by rule pays on an H200: 1 query, 8 tiles, 8192 keys in 32 x 64 tiles took 28 us in 16
+parts, 30 us in 8 and 35 us in 32 (benchmarks/results/tune_h200_wide.jsonl.gz)."""
+MAX_WORKSPACE = 2**28
+"""Bytes. The rule takes at most some tens of MB; more than this is a number of parts that was meant for less."""
 
 _WORKING_REGISTERS = 20
 """Registers beside accumulators and operands: addresses, softmax state, fragments in flight. A lower bound."""
@@ -124,7 +127,7 @@ class Sm80Fwd(Family):
         pack = group > 1 and problem.seqlen_q < config.block_m
         rows = problem.seqlen_q * (group if pack else 1)
         if rows <= 64:
-            block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+            block_m = 32 if rows <= 32 else 64  # two warps for 16 rows too: one loads too slowly
             stages = 2 if problem.head_dim <= 128 else 1
             config = replace(config, block_m=block_m, block_n=64, num_warps=block_m // 16, num_stages=stages)
         config = replace(config, pack_heads=pack)
@@ -139,9 +142,26 @@ class Sm80Fwd(Family):
         for pack in packs:
             packed = replace(config, pack_heads=pack)
             most = self._splits_to_fill(packed, problem, gpu)
-            splits = [each for each in SPLITS if each == 1 or each // 2 < 2 * most]
+            splits = [0, *(each for each in SPLITS if each == 1 or (each // 2 < 2 * most and each != most))]
             found += [replace(packed, num_splits=each) for each in (splits if most > 1 else (1,))]
-        return found
+        return [each for each in found if self.unfit(each, problem, gpu) is None] or found[:1]
+
+    def fitted(self, config: Config, problem: Problem, gpu: Gpu) -> Config:
+        """Splits by the rule, not into as many parts as were right for other lengths; none where they don't pay."""
+        assert isinstance(config, Sm80FwdConfig)
+        if config.num_splits == 1:
+            return config
+        return replace(config, num_splits=0 if self._splits_to_fill(config, problem, gpu) > 1 else 1)
+
+    def unfit(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
+        assert isinstance(config, Sm80FwdConfig)
+        rows = problem.seqlen_q * problem.num_heads // problem.num_heads_kv
+        if config.pack_heads and rows > MAX_LENGTH:
+            return f"pack_heads=true makes {rows} rows of queries, at most {MAX_LENGTH} can be"
+        size, _ = self.workspace(config, problem, self.num_splits(config, problem, gpu))
+        if size > MAX_WORKSPACE:
+            return f"num_splits={config.num_splits} needs {size} bytes of workspace, at most {MAX_WORKSPACE} are taken"
+        return super().unfit(config, problem, gpu)
 
     def num_splits(self, config: Config, problem: Problem, gpu: Gpu) -> int:
         assert isinstance(config, Sm80FwdConfig)
@@ -152,7 +172,7 @@ class Sm80Fwd(Family):
     def _splits_to_fill(self, config: Sm80FwdConfig, problem: Problem, gpu: Gpu) -> int:
         """So many that the blocks come to two per SM, with enough keys each to pay for adding up; 1 for many tiles."""
         tiles = self.tiles(config, problem)
-        if 5 * tiles > 4 * gpu.num_sms:
+        if config.block_m > 64 and 5 * tiles > 4 * gpu.num_sms:  # one large tile keeps an SM busy
             return 1
         return max(1, min(2 * gpu.num_sms // tiles, problem.seqlen_k // KEYS_PER_SPLIT, SPLITS[-1]))
 
@@ -209,6 +229,7 @@ class Sm80Fwd(Family):
             tiles=self.tiles(config, problem) * splits,
             steps=steps / splits,
             longest=-(-longest // splits),
+            parts=splits,
             flops=2 * m * n * (padded + problem.head_dim),
             flops_clock=share * tensor_flops_clock(gpu),
             tensor=True,

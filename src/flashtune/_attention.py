@@ -43,6 +43,10 @@ def attention(
     Strides are arbitrary, negative and zero ones too. Only a q, k or v whose last stride is not 1 is copied first, on
     every call. Rows that see no key give 0, with an LSE of -inf.
 
+    Where there are too few tiles of queries to fill the GPU, several thread blocks share the keys of one. They need a
+    workspace, at most some tens of MB, which each call takes from the library's allocator and gives back. In a CUDA
+    graph that CuPy captures it is kept for good, since CuPy reserves nothing for graphs.
+
     The first call with new shapes, strides, dtypes or options validates, looks the kernel up and loads it; 4096 such
     kinds of call are remembered per array library, the oldest are forgotten. Later calls cost microseconds and can be
     captured in a CUDA graph.

@@ -66,6 +66,11 @@ def show_explain(problem: Problem, gpu: Gpu, database: Path | None) -> None:
     choice = find(problem, gpu, store_path=database)
     kind = family(choice.family)
     needs = kind.resources(choice.config, problem.spec)
+    plan = kind.plan(problem, choice.config, gpu)
+    shared = f", {plan.num_splits} for each tile's keys" if plan.num_splits > 1 else ""
+    workspace = "none: memory beyond output and LSE is not used"
+    if plan.workspace_bytes:
+        workspace = f"{plan.workspace_bytes / 1e6:.4g} MB, taken for each call"
     record = choice.measurement or choice.prediction
     estimate = predict(problem, choice.config, gpu)
     intensity = problem.flops / problem.min_bytes if problem.min_bytes else 0.0
@@ -81,10 +86,10 @@ def show_explain(problem: Problem, gpu: Gpu, database: Path | None) -> None:
         ("config", config_text(choice.config)),
         ("level", choice.level + (f", from {choice.origin}" if choice.origin else "")),
         ("evidence", choice.evidence),
-        ("launch", f"{kind.tiles(choice.config, problem)} blocks of {needs.threads} threads"),
+        ("launch", f"{plan.kernels[0].grid[0]} blocks of {needs.threads} threads{shared}"),
         ("registers", f"{registers} per thread"),
         ("shared memory", f"{needs.shared_memory} B per block of {gpu.shared_memory_block} B"),
-        ("workspace", "none: memory beyond output and LSE is not used"),
+        ("workspace", workspace),
         (
             "work",
             f"{problem.flops / 1e9:.4g} GFLOP, at least {problem.min_bytes / 1e6:.4g} MB of device memory traffic",

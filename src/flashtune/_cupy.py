@@ -20,6 +20,7 @@ class CupyArrays(GpuArrays):
     """``cupy`` is the module, so that tests can give another one."""
 
     name = "CuPy array"
+    graphs_own_memory = False  # what is freed during a capture goes back to the pool that all calls share
 
     def __init__(self, cupy: Any, layer: Layer) -> None:
         super().__init__(layer)

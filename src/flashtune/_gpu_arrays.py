@@ -83,9 +83,14 @@ class Ready:
 class GpuArrays(ArrayKind):
     """An array library whose arrays are in device memory."""
 
+    graphs_own_memory: bool
+    """Whether what the library allocates while it captures a CUDA graph stays reserved for that graph."""
+
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.memo: dict[tuple[Any, ...], Ready] = {}
+        self.captured: list[Any] = []
+        """Memory that captured launches use and nobody else holds. A graph does not say when it ends, so it is kept."""
 
     # What a library must offer beside `call` and `facts`; none of it is on the warm path.
 
@@ -145,6 +150,8 @@ class GpuArrays(ArrayKind):
                 self.contiguous(array) if copied else array
                 for array, copied in zip((q, k, v), call.copies, strict=True)
             )
+            if any(call.copies):
+                self.keep(self.stream(ready.device), q_used, k_used, v_used)
             result = self.empty(tuple(q.shape), call.problem.dtype, q) if out is None else out
             lse = self.empty(call.lse_shape, "float32", q) if call.return_lse else None
             if not call.empty:
@@ -194,9 +201,14 @@ class GpuArrays(ArrayKind):
         def with_workspace(q: int, k: int, v: int, out: int, lse: int, stream: int) -> None:
             owner, address = self.workspace(size)
             launch(q, k, v, out, lse, stream, address)
-            del owner
+            self.keep(stream, owner)
 
         return with_workspace
+
+    def keep(self, stream: int, *owners: Any) -> None:
+        """Keeps ``owners`` where ``stream`` of the current device captures a graph that would outlive them."""
+        if not self.graphs_own_memory and self.layer.capturing(stream):
+            self.captured.extend(owners)
 
 
 def foreign(name: str, array: Any, expected: str) -> InvalidType:

@@ -42,6 +42,7 @@ class TorchArrays(GpuArrays):
     """``torch`` is the module, so that tests can give another one."""
 
     name = "torch tensor"
+    graphs_own_memory = True
 
     def __init__(self, torch: Any, layer: Layer) -> None:
         super().__init__(layer)

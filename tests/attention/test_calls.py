@@ -234,6 +234,20 @@ def test_each_call_that_splits_keys_gets_memory_of_its_own(fakes: Any) -> None:
     assert fakes.layer.launches[-1].workspace == 0, "few keys are not split"
 
 
+def test_memory_of_a_captured_launch_outlives_the_call(fakes: Any) -> None:
+    """CuPy gives what is freed during a capture to anyone; torch reserves it for the graph."""
+    q, k, v = fakes.random(1, 1, 2, 16), fakes.random(1, 4096, 2, 16), fakes.random(1, 4096, 2, 16)
+    strided = fakes.array(np.repeat(k.host, 2, axis=-1)[..., ::2])
+    attention(q, k, v)
+    attention(q, strided, v)
+    assert not fakes.kind.captured
+    fakes.layer.captured = True
+    attention(q, k, v)
+    attention(q, strided, v)
+    kept = {"cupy": 2 + 3, "torch": 0}[fakes.name]  # two workspaces, q, k and v of the call that copies k
+    assert len(fakes.kind.captured) == kept
+
+
 def test_a_launch_goes_to_the_stream_of_the_tensors_device(fakes: Any) -> None:
     q, k, v = inputs(fakes)
     attention(q, k, v)

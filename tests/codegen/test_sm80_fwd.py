@@ -14,7 +14,7 @@ from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.gpu_table import GPUS
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.render import render_source
-from flashtune.errors import InvalidInput
+from flashtune.errors import IllegalConfig, InvalidInput
 
 FAMILY = Sm80Fwd()
 A100 = gpu_by_alias("a100")
@@ -120,10 +120,12 @@ def problem(seqlen_q: int, seqlen_k: int, num_heads: int = 8, num_heads_kv: int 
     ("asked", "block_m", "pack_heads", "num_splits", "launched"),
     [
         (problem(4096, 4096), 128, False, 1, 1),  # 256 tiles fill 132 SMs
-        (problem(1, 8192), 16, False, 0, 16),  # 8 tiles, 512 keys for each of 16
-        (problem(1, 8192, 32, 8), 16, True, 0, 16),  # 4 heads share a tile
+        (problem(1, 8192), 32, False, 0, 16),  # 8 tiles, 512 keys for each of 16
+        (problem(1, 8192, 32, 8), 32, True, 0, 16),  # 4 heads share a tile
         (problem(20, 300, 32, 8), 128, True, 1, 1),  # too few keys to share
-        (problem(1, 4096, batch=64), 16, False, 1, 1),
+        (problem(1, 4096, batch=64), 32, False, 1, 1),
+        (problem(1, 4096, batch=16), 32, False, 0, 2),  # 128 small tiles leave an SM to one
+        (problem(128, 4096, batch=16), 128, False, 1, 1),  # 128 large ones don't
         (problem(33, 100_000), 64, False, 0, 33),  # two blocks per SM
         (problem(33, 0), 64, False, 1, 1),
     ],
@@ -155,8 +157,23 @@ def test_variants_are_what_may_pay_for_the_problem() -> None:
 
     assert found(problem(4096, 4096)) == {(False, 1)}
     assert found(problem(4096, 4096, 32, 8)) == {(False, 1)}
-    assert found(problem(64, 8192)) == {(False, each) for each in (1, 2, 4, 8, 16, 32)}  # twice the rule's 16
+    assert found(problem(64, 8192)) == {(False, each) for each in (0, 1, 2, 4, 8, 32)}  # 0 is 16 here
     assert found(problem(1, 1024, 32, 8, batch=64)) == {(False, 1), (True, 1)}
+
+
+def test_what_was_chosen_for_other_lengths_is_split_by_the_rule() -> None:
+    decode = config(block_m=32, num_warps=2, pack_heads=True, num_splits=16)
+    assert FAMILY.fitted(decode, problem(1, 65536, 32, 8), H200) == replace(decode, num_splits=0)
+    assert FAMILY.fitted(decode, problem(1, 65536, 32, 8, batch=256), H200) == replace(decode, num_splits=1)
+    assert FAMILY.fitted(config(), problem(1, 65536, 32, 8), H200) == config()
+
+
+def test_sizes_that_a_config_can_not_serve_are_refused() -> None:
+    packed = replace(problem(2**28, 100, 8, 1), head_dim=8)
+    with pytest.raises(IllegalConfig, match="pack_heads=true makes 2147483648 rows of queries"):
+        FAMILY.plan(packed, config(pack_heads=True), H200)
+    with pytest.raises(IllegalConfig, match="num_splits=64 needs 4563406848 bytes of workspace"):
+        FAMILY.plan(problem(4096, 65536, 32, 8), config(num_splits=64), H200)
 
 
 def test_more_parts_than_key_blocks_are_not_launched() -> None:
