@@ -233,6 +233,42 @@ def test_compile_makes_a_first_call_capturable(library: Any) -> None:
     assert (library.read(out, "float16") == 1).all()
 
 
+def test_a_captured_call_that_shares_keys_leaves_other_memory_alone(library: Any) -> None:
+    """Its workspace is nobody else's, also for arrays that are made between capture and replay."""
+    draw = np.random.default_rng(3)
+    host = [draw.standard_normal(shape) for shape in ((1, 1, 8, 64), (1, 8192, 8, 64), (1, 8192, 8, 64))]
+    q, k, v = (library.put(each, "float16").array for each in host)
+    problem = flashtune.Problem(
+        dtype="float16", head_dim=64, batch=1, seqlen_q=1, seqlen_k=8192, num_heads=8, num_heads_kv=8
+    )
+    size = flashtune.plan(problem).workspace_bytes
+    assert size
+    stream = Stream(library)
+    with stream:
+        attention(q, k, v, return_lse=True)
+    stream.synchronize()
+    if library.name == "torch":
+        graph: Any = library.torch.cuda.CUDAGraph()
+        with library.torch.cuda.graph(graph, stream=stream.stream):
+            out, lse = attention(q, k, v, return_lse=True)
+        replay = graph.replay
+    else:
+        with stream:
+            stream.stream.begin_capture()
+            out, lse = attention(q, k, v, return_lse=True)
+            graph = stream.stream.end_capture()
+        replay = graph.launch
+    with stream:
+        others = [library.put(np.full(size // 4, number), "float32") for number in range(1, 5)]
+        stream.synchronize()
+        for _ in range(3):
+            replay()
+    stream.synchronize()
+    library.synchronize()
+    assert all((each.host() == number).all() for number, each in enumerate(others, 1))
+    assert not library.judge(library.read(out, "float16"), library.read(lse, "float32"), host, "float16", "replayed")
+
+
 def test_threads_that_call_first_together(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 threads, each on a stream of its own: 8 right results from one load."""
     from flashtune.codegen import launch
