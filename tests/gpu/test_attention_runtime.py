@@ -259,7 +259,7 @@ def test_a_captured_call_that_shares_keys_leaves_other_memory_alone(library: Any
             graph = stream.stream.end_capture()
         replay = graph.launch
     with stream:
-        others = [library.put(np.full(size // 4, number), "float32") for number in range(1, 5)]
+        others = [library.put(np.full((1, 1, 1, size // 4), number), "float32") for number in range(1, 5)]
         stream.synchronize()
         for _ in range(3):
             replay()
