@@ -280,6 +280,7 @@ class TileLoader {
   static constexpr int kPasses = (kRows + kRowsPerPass - 1) / kRowsPerPass;
   static constexpr bool kWhole = Tile::kChunks * 8 == kCols && kRows % kRowsPerPass == 0;
   static constexpr bool kConstantSteps = kRowsPerPass % 8 == 0;
+  static constexpr int kUnrolled = kVector && kConstantSteps ? kPasses : 1;  // elsewhere it takes too many registers
 
   const u16* chunk_gmem;
   i64 row_stride;
@@ -309,11 +310,11 @@ class TileLoader {
   __device__ __forceinline__ void copy(char* tile, int rows_valid) const {
     const u32 first_smem = shared_address(tile) + first_target;
     const u16* row_gmem = chunk_gmem;
-#pragma unroll
+#pragma unroll(kUnrolled)
     for (int pass = 0; pass < kPasses; ++pass) {
       const int row = first_row + pass * kRowsPerPass;
       if (kRows % kRowsPerPass == 0 || row < kRows) {
-#pragma unroll
+#pragma unroll(kUnrolled == 1 ? 1 : kPanels)
         for (int panel = 0; panel < kPanels; ++panel) {
           const int chunk = panel * kPanel + threadIdx.x % kPanel;
           const bool valid = !kChecked || (row < rows_valid && chunk * 8 < kCols);
