@@ -304,7 +304,7 @@ def test_without_a_fault_every_setup_is_right(name: str) -> None:
 
 
 def by_turns(found: Mapping[str, Mutation]) -> list[Any]:
-    """Each takes seconds of a core, so every second one that shows alike is left to `-m slow`."""
+    """Each takes seconds of a core, so a bare `pytest` leaves out every second one that shows alike."""
     seen: Counter[str] = Counter()
     params = []
     for name, mutation in found.items():
