@@ -46,9 +46,11 @@ LAUNCH_SECONDS = 2.5e-6
 """From the start of a launch to the first block running, and the drain at the end."""
 SCHEDULERS = 4
 """Warp schedulers of an SM."""
+FITTED_CAPABILITY = (9, 0)
+"""Of the chip whose measurements the constants are fitted to."""
 SPILL_MARGIN = 1.1
-"""By so much a config that spills must be predicted faster to be chosen unmeasured: what spills cost was fitted on one
-chip, where they cost little."""
+"""By so much a config that spills must be predicted faster to be chosen unmeasured on other chips: what spills cost was
+fitted on one, where they cost little."""
 LATENCY_SHARPNESS = 4
 """Of the soft maximum of throughput and latency: near their balance both cost some."""
 MEMORY_SHARPNESS = 2

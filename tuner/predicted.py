@@ -13,7 +13,7 @@ from itertools import zip_longest
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import Family, family
 from flashtune.codegen.gpu import Gpu
-from flashtune.codegen.model import Estimate, predict, preference
+from flashtune.codegen.model import FITTED_CAPABILITY, Estimate, predict, preference
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.tuned_db.records import Prediction, new_id, now
 from flashtune.tuned_db.store import Store
@@ -158,10 +158,14 @@ def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Bu
         if config not in group.built and judge_resources(problem, config, gpu, built) is None
     }
     usable = {**earlier, **usable}
-    ranking: list[tuple[Config, Estimate]] = sorted(
-        ((config, predict(problem, config, gpu, built)) for config, built in usable.items()),
-        key=lambda pair: (preference(pair[1], usable[pair[0]].spill_bytes), pair[0].family, pair[0].key),
-    )
+    wary = gpu.capability != FITTED_CAPABILITY
+
+    def order(pair: tuple[Config, Estimate]) -> tuple[float, str, str]:
+        config, estimate = pair
+        return preference(estimate, usable[config].spill_bytes if wary else 0), config.family, config.key
+
+    estimated = ((config, predict(problem, config, gpu, built)) for config, built in usable.items())
+    ranking: list[tuple[Config, Estimate]] = sorted(estimated, key=order)
     if not ranking:
         why = "the run ended before a config was compiled" if not group.built else "no config compiled as it must"
         return Row(problem=problem, why=why, tried=len(group.built))

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBuilder, only_sm80, problem
 
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.model import SPILL_MARGIN
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
 from flashtune.tuned_db.store import Store
@@ -39,6 +41,28 @@ def test_predictions_are_ranked_and_nothing_is_called_measured(tmp_path: Path) -
     assert report.note == "not here"
     assert report.rows[0].config == found[0].config
     assert report.rows[0].tried == 8
+
+
+@pytest.mark.parametrize(("gpu", "wary"), [("h100", False), ("a100", True)])
+def test_spills_weigh_more_where_the_model_was_not_fitted(tmp_path: Path, gpu: str, wary: bool) -> None:
+    """Every second source spills a little: on an A100 those without come first where times are near."""
+    chip = gpu_by_alias(gpu)
+    seen: list[str] = []
+
+    def facts(source: Source) -> Built:
+        if source.digest not in seen:
+            seen.append(source.digest)
+        return Built(digest=source.digest, registers=128, spill_bytes=4 * (seen.index(source.digest) % 2))
+
+    with Store.open(tmp_path / "tuned.db") as store:
+        predict_problems(
+            [PROBLEM], chip, store, FakeBuilder(facts), Budget(trials=12), only_sm80, lambda progress: None, note=""
+        )
+        found = store.predictions(problem=PROBLEM, gpu_key=chip.key)
+    assert {bool(each.spill_bytes) for each in found} == {False, True}
+    times = [each.predicted_us for each in found]
+    weighed = [each.predicted_us * (SPILL_MARGIN if each.spill_bytes else 1) for each in found]
+    assert (weighed if wary else times) == sorted(weighed if wary else times)
 
 
 def test_problems_of_one_spec_share_compiles(tmp_path: Path) -> None:
