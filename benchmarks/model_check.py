@@ -60,9 +60,10 @@ class Fit:
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Self:
-        parts = (Constants, Costs)
-        made = [part(**{field.name: values[field.name] for field in fields(part)}) for part in parts]
-        return cls(*made)  # type: ignore[arg-type]
+        return cls(
+            Constants(**{field.name: values[field.name] for field in fields(Constants)}),
+            Costs(**{field.name: values[field.name] for field in fields(Costs)}),
+        )
 
 
 def group(problem: Problem) -> str:

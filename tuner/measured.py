@@ -18,7 +18,6 @@ from flashtune.tuned_db.winners import Ranked, rank
 from .budget import Budget, Meter
 from .build import Builder, interrupts_held
 from .coordinator import Coordinator, Lane, NoDeviceLeftError
-from .coordinator import render as render
 from .post import Post
 from .records import known, starts
 from .report import Progress, Report, Row

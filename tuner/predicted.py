@@ -20,7 +20,7 @@ from flashtune.tuned_db.store import Store
 
 from .budget import Budget, Meter
 from .build import Builder, Built, result, wait_for_any
-from .measured import render
+from .coordinator import render
 from .records import known_builds, own_version
 from .report import Progress, Report, Row
 from .space import make_space

@@ -31,7 +31,8 @@ from flashtune.tuner import coordinator
 from flashtune.tuner.bench import DeviceBench
 from flashtune.tuner.budget import Budget
 from flashtune.tuner.build import Built, ProcessBuilder, build, cores
-from flashtune.tuner.measured import measure_problems, render
+from flashtune.tuner.coordinator import render
+from flashtune.tuner.measured import measure_problems
 from flashtune.tuner.report import Progress
 from flashtune.tuner.session import tune
 from flashtune.tuner.space import make_space

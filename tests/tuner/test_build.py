@@ -30,7 +30,7 @@ SESSION = """
 import multiprocessing, sys, time
 from tuner_fakes import FAMILY, GPU, problem
 from flashtune.tuner.build import ProcessBuilder, build
-from flashtune.tuner.measured import render
+from flashtune.tuner.coordinator import render
 
 if __name__ == "__main__":
     builder = ProcessBuilder(GPU.arch, 1)
