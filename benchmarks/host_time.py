@@ -3,8 +3,9 @@
     python benchmarks/host_time.py --out benchmarks/results/host_time_h200.json
 
 The smallest problem, 8 rotating sets of inputs, fresh outputs, a synchronisation every 200 calls; it is not in the
-time. Each figure is the median over rounds, after a warm-up of some seconds: on virtual machines a process can run at
-half speed until then. torch's SDPA and `torch.empty_like` are timed in the same run, for scale.
+time. All kinds of calls take turns, so that a slower second of the machine falls on each of them, and each figure is
+the median over rounds, after a warm-up of some seconds: on virtual machines a process can run at half speed until then.
+torch's SDPA, `torch.empty_like` and `cupy.ndarray` are timed in the same run, for scale.
 """
 
 from __future__ import annotations
@@ -48,48 +49,66 @@ def torch_sets() -> tuple[list[tuple[Any, ...]], Callable[[], Any]]:
     return sets, torch.cuda.synchronize
 
 
-def rounds(call: Call, sets: list[tuple[Any, ...]], wait: Callable[[], Any]) -> list[float]:
-    """Microseconds per call, one figure per round."""
-    times = []
-    for _ in range(ROUNDS):
-        wait()
-        start = time.perf_counter()
-        for number in range(CALLS):
-            q, k, v = sets[number % SETS]
-            call(q, k, v)
-        times.append(1e6 * (time.perf_counter() - start) / CALLS)
-    return times
+def micros(call: Call, sets: list[tuple[Any, ...]], wait: Callable[[], Any]) -> float:
+    """Per call, over one round."""
+    wait()
+    start = time.perf_counter()
+    for number in range(CALLS):
+        q, k, v = sets[number % SETS]
+        call(q, k, v)
+    return 1e6 * (time.perf_counter() - start) / CALLS
 
 
-def host_times(library: str, warm_seconds: float) -> dict[str, float]:
-    sets, wait = cupy_sets() if library == "cupy" else torch_sets()
+def calls_of(library: str, sets: list[tuple[Any, ...]]) -> dict[str, Call]:
     out = attention(*sets[0])
     calls: dict[str, Call] = {
         "attention": attention,
         "attention, causal, LSE": lambda q, k, v: attention(q, k, v, causal=True, return_lse=True),
         "attention, out given": lambda q, k, v: attention(q, k, v, out=out),
     }
-    if library == "torch":
+    if library == "cupy":
+        import cupy
+
+        calls["cupy.ndarray"] = lambda q, k, v: cupy.ndarray(q.shape, q.dtype)
+    else:
         import torch
 
         heads_first = {id(q): [each.transpose(1, 2) for each in (q, k, v)] for q, k, v in sets}
         sdpa = torch.nn.functional.scaled_dot_product_attention
         calls["torch SDPA"] = lambda q, k, v: sdpa(*heads_first[id(q)])
         calls["torch.empty_like"] = lambda q, k, v: torch.empty_like(q)
+    return calls
+
+
+def host_times(libraries: list[str], warm_seconds: float) -> dict[str, dict[str, float]]:
+    made = {library: cupy_sets() if library == "cupy" else torch_sets() for library in libraries}
+    calls = {library: calls_of(library, sets) for library, (sets, _) in made.items()}
+    times: dict[tuple[str, str], list[float]] = {
+        (library, name): [] for library in libraries for name in calls[library]
+    }
     until = time.monotonic() + warm_seconds
-    while time.monotonic() < until:
-        rounds(attention, sets, wait)
-    return {name: round(statistics.median(rounds(call, sets, wait)), 2) for name, call in calls.items()}
+    rounds = 0
+    while rounds < ROUNDS:
+        warm = time.monotonic() >= until
+        for (library, name), found in times.items():
+            micro = micros(calls[library][name], *made[library])
+            if warm:
+                found.append(micro)
+        rounds += warm
+    return {
+        library: {name: round(statistics.median(times[library, name]), 2) for name in calls[library]}
+        for library in libraries
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="*", help="cupy, torch (default: those installed)")
-    parser.add_argument("--warm", type=float, default=8.0, help="seconds of warm-up per library (default: 8)")
+    parser.add_argument("--warm", type=float, default=8.0, help="seconds of warm-up (default: 8)")
     parser.add_argument("--out", type=Path, help="result file (JSON)")
     options = parser.parse_args()
     installed = [name for name in ("cupy", "torch") if importlib.util.find_spec(name)]
-    times = {library: host_times(library, options.warm) for library in options.libraries or installed}
+    times = host_times(options.libraries or installed, options.warm)
     for library, figures in times.items():
         for what, micros in figures.items():
             print(f"{library:6} {what:24} {micros:7.2f} us", flush=True)
