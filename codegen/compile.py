@@ -31,6 +31,8 @@ MAX_ERROR_LINES = 6
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
+_SLOW = re.compile(r".*(?:wgmma|setmaxnreg).*(?:serialized|ignored).*", re.IGNORECASE)
+"""What ptxas says where it gives up on overlap. Numbers of messages change between versions, so the text is matched."""
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -52,6 +54,12 @@ class Compiled:
     static_shared_bytes: int
     seconds: float
     log: str
+
+    @property
+    def complaint(self) -> str:
+        """The compiler's first word that it runs matrix products one by one or keeps registers as they are, or ''."""
+        found = _SLOW.search(self.log)
+        return found[0].strip() if found else ""
 
 
 def nvrtc_version() -> str:

@@ -14,7 +14,7 @@ from flashtune.errors import IllegalConfig, InvalidInput, UnsupportedProblem
 
 from .config import Config
 from .gpu import Gpu
-from .plan import Kernel, Plan
+from .plan import Kernel, Plan, TensorBox
 from .problem import Problem, Spec
 from .render import render_source
 from .value import shown
@@ -73,6 +73,18 @@ class Family(ABC):
         """Thread blocks that share the keys of one tile."""
         return 1
 
+    def blocks(self, config: Config, problem: Problem, gpu: Gpu) -> int:
+        """Thread blocks of the launch."""
+        return self.tiles(config, problem) * self.num_splits(config, problem, gpu)
+
+    def heads_per_section(self, config: Config) -> int:
+        """Heads whose tiles are listed together; of use where thread blocks take several tiles."""
+        return 1
+
+    def tensor_boxes(self, config: Config, spec: Spec) -> Sequence[TensorBox]:
+        """What the kernel copies by TMA, in the order of its tensor maps."""
+        return ()
+
     def workspace(self, config: Config, problem: Problem, num_splits: int) -> tuple[int, int]:
         """Bytes of device memory that a launch needs for itself, and how many of them, from the start, must be 0."""
         return 0, 0
@@ -112,15 +124,18 @@ class Family(ABC):
         spec = problem.spec
         self.check(config, spec, gpu)
         num_splits = self.num_splits(config, problem, gpu)
-        blocks = self.tiles(config, problem) * num_splits
+        blocks = self.blocks(config, problem, gpu)
         if reason := self.unfit(config, problem, gpu):
-            kind = UnsupportedProblem if blocks > MAX_GRID_X else IllegalConfig
+            too_many = self.tiles(config, problem) * num_splits > MAX_GRID_X
+            kind = UnsupportedProblem if too_many else IllegalConfig
             raise kind(f"{config} for {problem}: {reason}")
         needs = self.resources(config, spec)
         source = render_source(self.name, spec, config, self.names(config, spec))
-        kernel = Kernel(source, self.entry, (blocks, 1, 1), needs.threads, needs.shared_memory)
+        boxes = tuple(self.tensor_boxes(config, spec))
+        kernel = Kernel(source, self.entry, (blocks, 1, 1), needs.threads, needs.shared_memory, boxes)
         workspace, zeroed = self.workspace(config, problem, num_splits)
-        return Plan(problem, config, gpu, (kernel,), num_splits, workspace, zeroed)
+        section = self.heads_per_section(config)
+        return Plan(problem, config, gpu, (kernel,), num_splits, workspace, zeroed, section)
 
     def enumerate(self, spec: Spec, gpu: Gpu) -> tuple[list[Config], Counter[str]]:
         """All legal configs of the searched parameters in a fixed order, and how often each reason rejected one.

@@ -20,9 +20,15 @@ from flashtune.errors import IllegalConfig, LaunchError
 
 from .cache import compiled
 from .compile import Compiled
-from .plan import PARAMS_BYTES, POINTERS, Kernel, Plan, Strides, pack_arguments
+from .plan import PARAMS_BYTES, POINTERS, TENSORS, Kernel, Plan, Strides, TensorBox, describe_map, pack_arguments
+from .problem import Problem
+from .tensor_map import MAP_BYTES
 
 pack_pointers = POINTERS.pack_into
+
+KEPT_MAPS = 1024
+"""Sets of tensor maps that a bound plan keeps, 128 bytes a map."""
+_MAP_ALIGNMENT = 64
 
 
 class DeviceGuard:
@@ -47,28 +53,67 @@ class DeviceGuard:
 
 
 class _Slot:
-    """Memory that one launch reads its parameters from: `struct Params` and the array that points to it."""
+    """Memory that one launch reads its parameters from: `struct Params`, tensor maps, and the array that points to them."""
 
-    __slots__ = ("address", "arguments", "params")
+    __slots__ = ("address", "arguments", "maps", "memory", "params")
 
-    def __init__(self, arguments: bytes) -> None:
+    def __init__(self, arguments: bytes, num_maps: int) -> None:
         self.params = ctypes.create_string_buffer(bytes(POINTERS.size) + arguments, PARAMS_BYTES)
-        self.arguments = (ctypes.c_void_p * 1)(ctypes.addressof(self.params))
+        self.memory = ctypes.create_string_buffer(num_maps * MAP_BYTES + _MAP_ALIGNMENT)
+        start = -ctypes.addressof(self.memory) % _MAP_ALIGNMENT
+        self.maps = memoryview(self.memory).cast("B")[start : start + num_maps * MAP_BYTES]
+        first = ctypes.addressof(self.memory) + start
+        found = [ctypes.addressof(self.params), *(first + number * MAP_BYTES for number in range(num_maps))]
+        self.arguments = (ctypes.c_void_p * len(found))(*found)
         self.address = ctypes.addressof(self.arguments)
+
+
+class _Maps:
+    """The tensor maps of a kernel for the addresses of (q, k, v, out). Kept: encoding takes microseconds, and callers'
+    addresses come again."""
+
+    __slots__ = ("boxes", "problem", "sets", "singles", "strides")
+
+    def __init__(self, boxes: tuple[TensorBox, ...], problem: Problem, strides: tuple[Strides, ...]) -> None:
+        self.boxes = boxes
+        self.problem = problem
+        self.strides = strides
+        self.sets: dict[tuple[int, ...], bytes] = {}
+        self.singles: dict[tuple[TensorBox, int], bytes] = {}
+
+    def encode(self, addresses: tuple[int, ...]) -> bytes:
+        """All maps, one behind the other. An empty tensor has no address and is never read: any will do."""
+        found = b"".join(self._single(box, addresses[TENSORS.index(box.tensor)] or addresses[0]) for box in self.boxes)
+        while len(self.sets) >= KEPT_MAPS:
+            self.sets.pop(next(iter(self.sets)), None)
+        self.sets[addresses] = found
+        return found
+
+    def _single(self, box: TensorBox, address: int) -> bytes:
+        key = box, address
+        found = self.singles.get(key)
+        if found is None:
+            while len(self.singles) >= KEPT_MAPS:
+                self.singles.pop(next(iter(self.singles)), None)
+            found = self.singles[key] = describe_map(box, self.problem, self.strides, address).encode()
+        return found
 
 
 class BoundPlan:
     """A loaded plan with its strides and scale: only pointers are missing. Safe to launch from several threads."""
 
-    __slots__ = ("_arguments", "_launch", "_slots", "loaded")
+    __slots__ = ("_arguments", "_launch", "_maps", "_slots", "loaded")
 
-    def __init__(self, loaded: LoadedPlan, arguments: bytes) -> None:
+    def __init__(
+        self, loaded: LoadedPlan, strides: tuple[Strides, Strides, Strides, Strides], scale: float
+    ) -> None:
         (kernel,) = loaded.plan.kernels
         geometry = (*kernel.grid, kernel.threads, 1, 1, kernel.shared_memory)
         self.loaded = loaded
-        self._arguments = arguments
+        self._arguments = pack_arguments(loaded.plan, strides, scale)
         self._launch = functools.partial(driver.launchKernel, loaded.functions[0].ptr, *geometry)
-        self._slots: deque[_Slot] = deque([_Slot(arguments)])
+        self._maps = _Maps(kernel.boxes, loaded.plan.problem, strides) if kernel.boxes else None
+        self._slots: deque[_Slot] = deque([_Slot(self._arguments, len(kernel.boxes))])
 
     def launch(self, q: int, k: int, v: int, out: int, lse: int, stream: int, workspace: int = 0) -> None:
         """Launches on ``stream`` (a raw cudaStream_t) of the current device; ``lse`` is 0 if not wanted.
@@ -81,8 +126,12 @@ class BoundPlan:
         try:
             slot = slots.pop()
         except IndexError:  # other threads have them all
-            slot = _Slot(self._arguments)
+            slot = _Slot(self._arguments, len(self._maps.boxes) if self._maps else 0)
         pack_pointers(slot.params, 0, q, k, v, out, lse, workspace)
+        maps = self._maps
+        if maps is not None:
+            addresses = q, k, v, out
+            slot.maps[:] = maps.sets.get(addresses) or maps.encode(addresses)
         try:
             if workspace:
                 runtime.memsetAsync(workspace, 0, self.loaded.plan.zeroed_bytes, stream)
@@ -107,7 +156,7 @@ class LoadedPlan:
 
     def bind(self, strides: tuple[Strides, Strides, Strides, Strides], scale: float) -> BoundPlan:
         """``strides`` of q, k, v and out in elements: (batch, row, head)."""
-        return BoundPlan(self, pack_arguments(self.plan, strides, scale))
+        return BoundPlan(self, strides, scale)
 
 
 def load(plan: Plan, device: int) -> LoadedPlan:

@@ -11,11 +11,12 @@ an H200.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from .config import Config
-from .family import Family, Resources, family
+from .family import Family, Resources, family, supporting
 from .gpu import Gpu
 from .problem import Problem
 from .work import Work
@@ -152,6 +153,15 @@ def predict(
         needs = Resources(needs.threads, needs.shared_memory, work.registers or needs.registers)
         spilled = work.spill_bytes
     return estimate(problem, work, needs, gpu, spilled, constants)
+
+
+def default_config(problem: Problem, gpu: Gpu, families: Sequence[Family] | None = None) -> Config:
+    """What serves ``problem`` where nothing is known: of the defaults, the one with the least predicted time.
+
+    ``families`` to choose from all support it; by default all that do. Raises `UnsupportedProblem` where there is none.
+    """
+    found = [each.default_for(problem, gpu) for each in families or supporting(problem.spec, gpu)]
+    return min(found, key=lambda config: predict(problem, config, gpu).seconds)
 
 
 def preference(estimate: Estimate, spill_bytes: int) -> float:

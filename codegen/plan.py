@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .config import Config
 from .gpu import Gpu
 from .problem import Problem
+from .tensor_map import ALIGNMENT, TensorMap
 
 if TYPE_CHECKING:
     from .render import Source
@@ -38,6 +39,7 @@ PARAMS_FIELDS: tuple[tuple[str, str], ...] = (
     ("num_heads", "i"),
     ("num_heads_kv", "i"),
     ("num_splits", "i"),
+    ("heads_per_section", "i"),
     ("scale", "f"),
 )
 """Members of ``struct Params`` in ``templates/lib/params.cuh``, in order, with their `struct` codes.
@@ -47,11 +49,26 @@ plan wants none.
 """
 
 POINTERS = struct.Struct("<6Q")
-ARGUMENTS = struct.Struct("<" + "".join(code for name, code in PARAMS_FIELDS[6:]) + "4x")  # to a multiple of 8
+ARGUMENTS = struct.Struct("<" + "".join(code for name, code in PARAMS_FIELDS[6:]))
 PARAMS_BYTES = POINTERS.size + ARGUMENTS.size
+
+TENSORS = ("q", "k", "v", "out")
+"""Those with strides, in the order in which strides are given."""
 
 Strides = tuple[int, int, int]
 """Elements between batch entries, rows and heads of one tensor, in this order; the last dimension has stride 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorBox:
+    """How a kernel that uses TMA sees a tensor: boxes of ``rows`` rows and ``columns`` columns of one head.
+
+    ``tensor`` is q, k, v or out. A row of the box is one swizzled line of shared memory, of 64 or 128 bytes.
+    """
+
+    tensor: str
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +81,8 @@ class Kernel:
     threads: int
     shared_memory: int
     """Bytes of dynamic shared memory."""
+    boxes: tuple[TensorBox, ...] = ()
+    """Tensor maps that it takes behind ``struct Params``, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +99,8 @@ class Plan:
     """Device memory that each launch needs for itself while it runs."""
     zeroed_bytes: int = 0
     """So much of its start must be 0 at the launch."""
+    heads_per_section: int = 1
+    """Heads whose tiles are listed together, for kernels whose thread blocks take several tiles."""
 
     @property
     def family(self) -> str:
@@ -98,5 +119,27 @@ def pack_arguments(plan: Plan, strides: tuple[Strides, Strides, Strides, Strides
         problem.num_heads,
         problem.num_heads_kv,
         plan.num_splits,
+        plan.heads_per_section,
         scale,
+    )
+
+
+def describe_map(box: TensorBox, problem: Problem, strides: tuple[Strides, ...], address: int) -> TensorMap:
+    """The tensor map of ``box``: dimensions (head_dim, length, heads, batch), ``strides`` those of `TENSORS`."""
+    item = 2  # what uses TMA computes with 16-bit floats
+    batch, row, head = strides[TENSORS.index(box.tensor)]
+    of_keys = box.tensor in ("k", "v")
+    length, heads = (
+        (problem.seqlen_k, problem.num_heads_kv) if of_keys else (problem.seqlen_q, problem.num_heads)
+    )
+    counts = (max(1, length), heads, problem.batch)
+    # The stride of a dimension of 1 is anything; TMA wants it legal all the same.
+    steps = [ALIGNMENT if count == 1 else item * stride for count, stride in zip(counts, (row, head, batch), strict=True)]
+    return TensorMap(
+        address=address,
+        dtype=problem.dtype,
+        dims=(problem.head_dim, *counts),
+        strides=tuple(steps),
+        box=(box.columns, box.rows, 1, 1),
+        swizzle=item * box.columns,
     )

@@ -9,7 +9,7 @@ Levels, best first; at each level the user's own rows win over those that ship:
 4. ``borrowed``: the winner of this problem, else (with the same guard) of a near one, on another chip of the same
    compute capability, nearest chip first.
 5. ``predicted``: ranked by model and compiler, not timed.
-6. ``default``: the preferred family's own.
+6. ``default``: of the families' own defaults, the one that is predicted to be fastest.
 
 Each config is checked again for this problem and GPU; a row that no longer fits is passed over. Rows that can't be
 used never make a look-up fail.
@@ -27,8 +27,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flashtune.codegen.config import Config
-from flashtune.codegen.family import family, supporting
+from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.model import default_config, predict
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.render import render_source
 from flashtune.errors import InvalidInput, StoreError
@@ -56,7 +57,7 @@ def find(problem: Problem, gpu: Gpu, *, store_path: str | Path | None = None) ->
     can't be used is passed over with one warning per process. Raises `UnsupportedProblem` where no family serves the
     problem.
     """
-    fallback = supporting(problem.spec, gpu)[0].default_for(problem, gpu)
+    fallback = default_config(problem, gpu)
     shipped = bundled(capability(gpu.key))
     path = _user_path(store_path)
     if path is not None:
@@ -168,10 +169,8 @@ class _Search:
 
     def _no_loss(self, config: Config) -> str | None:
         """What the model predicts for ``config`` and the default, if that is no loss."""
-        from flashtune.codegen import model
-
-        ours = model.predict(self.problem, config, self.gpu).seconds
-        theirs = model.predict(self.problem, self.fallback, self.gpu).seconds
+        ours = predict(self.problem, config, self.gpu).seconds
+        theirs = predict(self.problem, self.fallback, self.gpu).seconds
         if not ours <= theirs:
             return None
         return f"predicted {ours * 1e6:.4g} us here, the default {theirs * 1e6:.4g} us"

@@ -42,6 +42,7 @@ class Built:
     spill_bytes: int = 0
     static_shared_bytes: int = 0
     nvrtc: str = ""
+    complaint: str = ""
     error: str = ""
     crashed: bool = False
 
@@ -124,6 +125,7 @@ def build(source: Source, arch: str) -> Built:
         spill_bytes=found.spill_bytes,
         static_shared_bytes=found.static_shared_bytes,
         nvrtc=found.nvrtc,
+        complaint=found.complaint,
     )
 
 

@@ -77,6 +77,8 @@ def judge_resources(problem: Problem, config: Config, gpu: Gpu, built: Built) ->
     """The outcome of a config that the compiler's facts rule out, or None if it may run."""
     if built.error:
         return Outcome(status="failed" if built.crashed else "compile_error", message=built.error)
+    if built.complaint:
+        return Outcome(status="compile_error", message=f"slow by the compiler's own word: {built.complaint}")
     needs = family(config.family).resources(config, problem.spec)
     limit = 0 if needs.spill_free else SPILL_LIMIT
     if built.spill_bytes > limit:

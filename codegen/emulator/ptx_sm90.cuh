@@ -57,6 +57,11 @@ __device__ __forceinline__ void named_barrier_arrive(u32 id, u32 threads, EMULAT
   emulator_named_barrier(id, threads, false, file, line);
 }
 
+__device__ __forceinline__ int max_signed(int a, int b, int c) {
+  const int larger = a > b ? a : b;
+  return larger > c ? larger : c;
+}
+
 __device__ __forceinline__ bool elect_one(EMULATOR_SITE) {
   return emulator_elect(file, line);
 }

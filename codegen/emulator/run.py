@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from ..config import Config
 from ..family import family
 from ..gpu import Gpu, gpu_by_alias
-from ..plan import POINTERS, pack_arguments
+from ..plan import POINTERS, describe_map, pack_arguments
 from ..problem import Problem
 from .build import build_kernel
-from .launch import Address, Launch, Placed, check_options
+from .launch import MAP_ALIGNMENT, Address, Launch, Placed, check_options
 from .source import host_source
-from .tensors import Tensor, input_tensor, output_tensor, workspace_tensor
+from .tensors import MAP_ADDRESS, encode_for_emulator, input_tensor, output_tensor, workspace_tensor
 
 Array = NDArray[Any]
 
@@ -90,12 +90,15 @@ def emulate(
     started = time.perf_counter()
     program = build_kernel(host_source(kind, problem.spec, config, templates))
     built = time.perf_counter()
-    placed = [
-        Placed(tensor, (Address(index * POINTERS.size // len(POINTER_NAMES)),), _beyond(tensor, problem))
-        for tensor in tensors
-        for index in (POINTER_NAMES.index(tensor.name),)
-    ]
-    launch = Launch(kernel.grid, kernel.threads, kernel.shared_memory, bytes(POINTERS.size) + arguments, placed)
+    params = bytes(POINTERS.size) + arguments
+    addresses = {name: [Address(index * 8)] for index, name in enumerate(POINTER_NAMES)}
+    if kernel.boxes:
+        params += bytes(-len(params) % MAP_ALIGNMENT)
+    for box in kernel.boxes:
+        addresses[box.tensor].append(Address(len(params) + MAP_ADDRESS))
+        params += encode_for_emulator(describe_map(box, problem, strides, 0))
+    placed = [Placed(tensor, tuple(addresses[tensor.name]), _beyond(tensor, problem)) for tensor in tensors]
+    launch = Launch(kernel.grid, kernel.threads, kernel.shared_memory, params, placed)
     results = launch.run(program, f"{config} for {problem}", seed, processes, timeout)
     ended = time.perf_counter()
     return Emulation(

@@ -14,6 +14,7 @@ from typing import Any
 from flashtune.codegen.config import Config
 from flashtune.codegen.plan import Strides
 from flashtune.codegen.problem import INPUT_DTYPES, VECTOR_ALIGNMENT, Problem
+from flashtune.codegen.tensor_map import MAX_STRIDE
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, InvalidType
 
@@ -220,9 +221,15 @@ def _copied(array: Facts) -> Facts:
 
 
 def _is_aligned(array: Facts) -> bool:
-    """Whether every row starts on a 16-byte boundary. Strides of dimensions of one element are never used."""
+    """Whether rows start on 16-byte boundaries, at strides that TMA takes: none backwards, none of a terabyte.
+
+    Strides of dimensions of one element are never used.
+    """
     reached = [stride for stride, size in zip(array.strides[:3], array.shape[:3], strict=True) if size > 1]
-    return not (array.address % VECTOR_ALIGNMENT or any(each * array.item_bytes % VECTOR_ALIGNMENT for each in reached))
+    return array.address % VECTOR_ALIGNMENT == 0 and all(
+        each * array.item_bytes % VECTOR_ALIGNMENT == 0 and 0 <= each * array.item_bytes < MAX_STRIDE
+        for each in reached
+    )
 
 
 def _strides(array: Facts, order: tuple[int, int, int]) -> Strides:

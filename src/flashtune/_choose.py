@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from flashtune.codegen.config import Config
-from flashtune.codegen.family import family, supporting
+from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.model import default_config
 from flashtune.codegen.plan import Plan
 from flashtune.codegen.problem import Problem
 from flashtune.errors import CompileError, IllegalConfig, InvalidType, LaunchError
@@ -26,9 +27,9 @@ def explicit_plan(problem: Problem, gpu: Gpu, config: Config) -> Plan:
 
 
 def default_plan(problem: Problem, gpu: Gpu) -> Plan:
-    """The plan of the preferred family's default config."""
-    preferred = supporting(problem.spec, gpu)[0]
-    return preferred.plan(problem, preferred.default_for(problem, gpu), gpu)
+    """The plan of the default config."""
+    config = default_config(problem, gpu)
+    return family(config.family).plan(problem, config, gpu)
 
 
 def chosen_plan(problem: Problem, gpu: Gpu) -> Plan:

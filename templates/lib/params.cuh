@@ -3,7 +3,7 @@
 // q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
 // elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
 // workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
-// the keys of one tile of queries.
+// the keys of one tile of queries; heads_per_section: heads whose tiles are listed together, where blocks take several.
 struct Params {
   const void* q;
   const void* k;
@@ -29,5 +29,6 @@ struct Params {
   int num_heads;
   int num_heads_kv;
   int num_splits;
+  int heads_per_section;
   float scale;
 };

@@ -86,6 +86,12 @@ __device__ __forceinline__ void named_barrier_arrive(u32 id, u32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// ---- Arithmetic ----
+// One instruction, where the maximum of three floats takes two.
+__device__ __forceinline__ int max_signed(int a, int b, int c) {
+  return __vimax3_s32(a, b, c);
+}
+
 // ---- One thread, and registers of a warpgroup ----
 // True in one lane of a converged warp, the same at every call.
 __device__ __forceinline__ bool elect_one() {

@@ -1,0 +1,198 @@
+"""Rules of `sm90_fwd`: wgmma, TMA and warp specialisation on Hopper. The kernel is templates/sm90_fwd.cu.jinja."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ..config import Config, parameter
+from ..family import Family, Resources, register_cap
+from ..gpu import Gpu
+from ..plan import TensorBox
+from ..problem import VECTOR_ALIGNMENT, Problem, Spec
+from ..work import Work, masked, tensor_flops_clock, walk
+
+_ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
+_ROWS = 64
+"""Query rows of a warpgroup: the M of a wgmma."""
+_BARRIERS_BYTES = 1024
+"""Before the tiles in shared memory, which start on whole swizzle patterns."""
+_REGISTERS = {(1, 1): (0, 0), (1, 2): (24, 232), (2, 1): (24, 240), (3, 1): (32, 160)}
+"""By (warpgroups, blocks per SM): what a thread that loads and one that computes keep; 0: as launched."""
+_WORKING_REGISTERS = 32
+"""Beside accumulators and weights. With less left over, ptxas serialises the products: a cliff, not a slope."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sm90FwdConfig(Config):
+    """Parameters of `sm90_fwd`."""
+
+    family: ClassVar[str] = "sm90_fwd"
+
+    warpgroups: int = parameter(choices=(1, 2, 3), help="warpgroups that compute, 64 query rows each")
+    block_n: int = parameter(
+        choices=(32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256), help="keys of a loop step"
+    )
+    num_stages: int = parameter(choices=(2, 3, 4), help="blocks of K and of V in shared memory")
+    q_buffers: int = parameter(choices=(1, 2), help="2: the next Q is loaded while the last O leaves")
+    softmax: str = parameter(
+        choices=("exact", "lazy"),
+        help="row references: exact maxima, or moved only when a score outgrows them by a factor of 2^8",
+    )
+    ping_pong: bool = parameter(choices=(False, True), help="warpgroups issue their products in turns")
+    scheduler: str = parameter(
+        choices=("tile", "static"), help="a thread block for each tile, or as many as fit, which share the tiles evenly"
+    )
+    heads_per_section: int = parameter(
+        choices=(1, 2, 4, 8, 16, 32, 64),
+        neutral=1,
+        by_problem=True,
+        help="heads whose tiles are listed together, the longest first; more than 1 pays where lengths differ",
+    )
+    blocks_per_sm: int = parameter(choices=(1, 2), help="thread blocks that share an SM")
+
+
+class Sm90Fwd(Family):
+    name = "sm90_fwd"
+    config_type = Sm90FwdConfig
+    entry = "sm90_fwd"
+
+    def unsupported(self, spec: Spec, gpu: Gpu) -> str | None:
+        if gpu.arch != "sm_90a":
+            major, minor = gpu.capability
+            return f"needs compute capability 9.0, {gpu} has {major}.{minor}"
+        if spec.dtype not in _ELEMENTS:
+            return f"dtype={spec.dtype} is not supported. Supported: {', '.join(_ELEMENTS)}"
+        if spec.out_dtype:
+            return f"out_dtype={spec.out_dtype} is not supported: the output has the dtype of the inputs"
+        if spec.head_dim % 8 or not 8 <= spec.head_dim <= 256:
+            return f"head_dim={spec.head_dim} is not supported. Supported: multiples of 8 from 8 to 256"
+        if spec.alignment != VECTOR_ALIGNMENT:
+            return f"alignment={spec.alignment} is not supported: TMA copies rows that start on 16 bytes"
+        return None
+
+    def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
+        assert isinstance(config, Sm90FwdConfig)
+        if (config.warpgroups, config.blocks_per_sm) not in _REGISTERS:
+            return f"blocks_per_sm={config.blocks_per_sm} leaves too few registers for warpgroups={config.warpgroups}"
+        if config.ping_pong and config.warpgroups == 1:
+            return "ping_pong=true needs two warpgroups that take turns"
+        if config.scheduler == "tile" and config.q_buffers > 1:
+            return "q_buffers=2 is of no use with scheduler=tile: a thread block has one tile"
+        needs = self.resources(config, spec)
+        if config.blocks_per_sm * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
+            return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_sm} B for {config.blocks_per_sm} blocks"
+        if needs.shared_memory > gpu.shared_memory_block:
+            return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_block} B"
+        left = _registers(config)[1] or register_cap(needs.threads, config.blocks_per_sm)
+        if needs.registers > left:
+            return f"needs about {needs.registers} registers per thread that computes, {left} are left"
+        return None
+
+    def default(self, spec: Spec, gpu: Gpu) -> Config:
+        """Two warpgroups, three for short rows; as many keys as there is room for beside two tiles of Q."""
+        warpgroups = 3 if spec.head_dim <= 64 else 2
+        block_n = 128 if spec.head_dim <= 128 else 96 if spec.head_dim <= 192 else 80
+        return Sm90FwdConfig(
+            warpgroups=warpgroups,
+            block_n=block_n,
+            num_stages=2,
+            q_buffers=2 if spec.head_dim <= 128 else 1,
+            softmax="lazy",
+            ping_pong=warpgroups == 3,
+            scheduler="static",
+            heads_per_section=16 if spec.causal else 1,
+            blocks_per_sm=1,
+        )
+
+    def default_for(self, problem: Problem, gpu: Gpu) -> Config:
+        """Fewer rows a block where queries are few."""
+        config = self.default(problem.spec, gpu)
+        assert isinstance(config, Sm90FwdConfig)
+        if problem.seqlen_q <= _ROWS:
+            config = replace(config, warpgroups=1, ping_pong=False)
+        return config
+
+    def variants(self, config: Config, problem: Problem, gpu: Gpu) -> Sequence[Config]:
+        """Sections of several heads where some tiles are longer than others."""
+        assert isinstance(config, Sm90FwdConfig)
+        if not problem.causal:
+            return (config,)
+        return [replace(config, heads_per_section=each) for each in (4, 16, 64)]
+
+    def resources(self, config: Config, spec: Spec) -> Resources:
+        assert isinstance(config, Sm90FwdConfig)
+        line = 2 * padded(spec.head_dim)
+        queries = config.q_buffers * config.warpgroups * _ROWS * line
+        keys_values = 2 * config.num_stages * config.block_n * line
+        scores, weights, out = config.block_n // 2, config.block_n // 4, spec.head_dim // 2
+        return Resources(
+            threads=128 * (config.warpgroups + 1),
+            shared_memory=_BARRIERS_BYTES + queries + keys_values,
+            registers=scores + weights + out + _WORKING_REGISTERS,
+            spill_free=True,
+        )
+
+    def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
+        assert isinstance(config, Sm90FwdConfig)
+        return {
+            "element": _ELEMENTS[spec.dtype],
+            "wgmma_widths": sorted({config.block_n, spec.head_dim}),
+            "registers": _registers(config),
+        }
+
+    def tensor_boxes(self, config: Config, spec: Spec) -> Sequence[TensorBox]:
+        assert isinstance(config, Sm90FwdConfig)
+        columns = 64 if padded(spec.head_dim) % 64 == 0 else 32
+        rows = {"q": _ROWS, "k": config.block_n, "v": config.block_n, "out": _ROWS}
+        return [TensorBox(tensor=name, rows=count, columns=columns) for name, count in rows.items()]
+
+    def tiles(self, config: Config, problem: Problem) -> int:
+        assert isinstance(config, Sm90FwdConfig)
+        return -(-problem.seqlen_q // (_ROWS * config.warpgroups)) * problem.batch * problem.num_heads
+
+    def blocks(self, config: Config, problem: Problem, gpu: Gpu) -> int:
+        assert isinstance(config, Sm90FwdConfig)
+        tiles = self.tiles(config, problem)
+        return tiles if config.scheduler == "tile" else min(tiles, config.blocks_per_sm * gpu.num_sms)
+
+    def heads_per_section(self, config: Config) -> int:
+        assert isinstance(config, Sm90FwdConfig)
+        return config.heads_per_section
+
+    def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
+        assert isinstance(config, Sm90FwdConfig)
+        m, n = _ROWS * config.warpgroups, config.block_n
+        steps, longest = walk(problem, m, n)
+        line = 2 * padded(problem.head_dim)
+        return Work(
+            tiles=self.tiles(config, problem),
+            steps=steps,
+            longest=longest,
+            flops=2 * m * n * (-(-problem.head_dim // 16) * 16 + problem.head_dim),
+            flops_clock=tensor_flops_clock(gpu),
+            tensor=True,
+            exponentials=m * n,
+            alu=6 * m * n,
+            shared_bytes=config.warpgroups * (2 * n + _ROWS) * line,
+            step_bytes=2 * n * problem.head_dim * 2,
+            tile_bytes=m * problem.head_dim * 4,
+            stages=config.num_stages,
+            masked=masked(problem, m, n),
+            masked_alu=4 * m * n,
+            registers=_entry_registers(config),
+        )
+
+
+def padded(head_dim: int) -> int:
+    """Columns of a tile in shared memory: whole swizzled lines of 64 or 128 bytes."""
+    return -(-head_dim // 32) * 32
+
+
+def _registers(config: Sm90FwdConfig) -> tuple[int, int]:
+    return _REGISTERS[config.warpgroups, config.blocks_per_sm]
+
+
+def _entry_registers(config: Sm90FwdConfig) -> int:
+    return register_cap(128 * (config.warpgroups + 1), config.blocks_per_sm)

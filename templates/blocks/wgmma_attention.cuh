@@ -1,0 +1,127 @@
+// The two matrix products of attention with wgmma, and what happens to their registers in between. Needs: the parameters
+// and mask of the family, pipeline.cuh, descriptor.cuh, wgmma.cuh.jinja, row_softmax.cuh, tile.cuh.
+//
+// A warpgroup owns 64 rows of Q. Its accumulators (g = lane / 4, t = lane % 4, warp w of the four): scores[4 i + 2 half + e]
+// is row 16 w + g + 8 half and column 8 i + 2 t + e. Packed to 16 bits, 16 neighbouring columns are an A operand.
+//
+// In shared memory a tile is a row of panels, kPanel columns wide; a row of a panel is one swizzled line of kLine bytes.
+
+constexpr int kWarpgroupRows = 64;
+constexpr int kPadded = (kHeadDim + 31) / 32 * 32;
+constexpr int kPanel = kPadded % 64 == 0 ? 64 : 32;  // columns
+constexpr int kPanels = kPadded / kPanel;
+constexpr int kLine = kPanel * 2;
+constexpr int kHeadSteps = (kHeadDim + 15) / 16;          // of the first product, which sums over columns
+constexpr int kKeySteps = kBlockN / 16;                   // of the second, which sums over keys
+constexpr int kRowsBytes = kWarpgroupRows * kPadded * 2;  // Q or O of a warpgroup
+constexpr int kKeysBytes = kBlockN * kPadded * 2;         // a block of K or of V
+static_assert(kHeadDim % 8 == 0 && kBlockN % 16 == 0, "what one wgmma takes");
+
+using Scores = float[kBlockN / 2];
+using Weights = u32[kKeySteps][4];
+using Output = float[kHeadDim / 2];
+
+__device__ __forceinline__ int lane() {
+  return threadIdx.x % 32;
+}
+
+// Row of the warpgroup's 64 that `half` of this thread's entries belong to.
+__device__ __forceinline__ int fragment_row(int half) {
+  return threadIdx.x % 128 / 32 * 16 + 8 * half + lane() / 4;
+}
+
+// Which blocks of kBlockN keys the tile's queries see: those from full_end on need a mask.
+struct KeyBlocks {
+  int full_end;
+  int end;
+
+  __device__ __forceinline__ KeyBlocks(const Mask& mask, int query_begin, int query_end)
+      : full_end(mask.full_end(query_begin) / kBlockN), end((mask.key_end(query_end) + kBlockN - 1) / kBlockN) {}
+};
+
+// S = Q K^T, started.
+__device__ __forceinline__ void multiply_keys(Scores& scores, u32 q_smem, u32 k_smem) {
+  const u64 q = matrix_descriptor(q_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
+  const u64 k = matrix_descriptor(k_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
+#pragma unroll
+  for (int step = 0; step < kHeadSteps; ++step) {
+    const int panel = step / (kPanel / 16);
+    const int within = step % (kPanel / 16) * 32;  // bytes
+    wgmma_shared<Element, false, false>(scores, descriptor_plus(q, panel * kWarpgroupRows * kLine + within),
+                                        descriptor_plus(k, panel * kBlockN * kLine + within), step > 0);
+  }
+  wgmma_commit();
+}
+
+// O += P V, started. V is MN-major: a line holds columns of one key.
+__device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, u32 v_smem) {
+  const u64 v = matrix_descriptor(v_smem, kBlockN * kLine, 8 * kLine, kSwizzleOfRow<kLine>);
+#pragma unroll
+  for (int step = 0; step < kKeySteps; ++step) {
+    wgmma_registers<Element, true>(out, weights[step], descriptor_plus(v, step * 16 * kLine), true);
+  }
+  wgmma_commit();
+}
+
+// query_begin: of the warpgroup.
+__device__ __forceinline__ void apply_mask(Scores& scores, const Mask& mask, int query_begin, int key_begin) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int seen = mask.key_end(query_begin + fragment_row(half) + 1) - key_begin - lane() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kBlockN / 8; ++i) {
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        if (8 * i + column >= seen) {
+          scores[4 * i + 2 * half + column] = negative_infinity();
+        }
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void pack_weights(Weights& weights, const Scores& scores) {
+#pragma unroll
+  for (int word = 0; word < kBlockN / 4; ++word) {
+    weights[word / 4][word % 4] = pack<Element>(scores[2 * word], scores[2 * word + 1]);
+  }
+}
+
+__device__ __forceinline__ void scale_rows(Output& out, const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 2; ++i) {
+    out[i] *= factor[i / 2 % 2];
+  }
+}
+
+// The tile's rows of Q times -1 or 0, in place, by the warpgroup that owns them: a scale that is not positive then leaves
+// a positive one. Both are exact.
+__device__ __forceinline__ void fold_scale(char* q_smem, float factor) {
+#pragma unroll 1
+  for (int index = threadIdx.x % 128; index < kRowsBytes / 2; index += 128) {
+    Element& entry = reinterpret_cast<Element*>(q_smem)[index];
+    entry = from_float<Element>(to_float(entry) * factor);
+  }
+  fence_proxy_async();
+}
+
+// Rounds the output into the tile that held the warpgroup's rows of Q. A warp writes its own rows.
+__device__ __forceinline__ void stage_output(u32 out_smem, const Output& out) {
+  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
+  constexpr int kSteps = kHeadDim / 16;
+#pragma unroll
+  for (int step = 0; step < kSteps + kHeadDim / 8 % 2; ++step) {
+    u32 fragment[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int word = 0; word < (step < kSteps ? 4 : 2); ++word) {
+      fragment[word] = pack<Element>(out[8 * step + 2 * word], out[8 * step + 2 * word + 1]);
+    }
+    const int panel = step / (kPanel / 16);
+    const int chunk = step % (kPanel / 16) * 2 + lane() / 16;
+    const u32 line = out_smem + (panel * kWarpgroupRows + row) * kLine;
+    // As the swizzle of the line's width permutes chunks of 16 bytes.
+    const int permuted = chunk ^ (row * kLine / 128 % (kLine / 16));
+    stmatrix_x4(line + permuted * 16, fragment);
+  }
+  fence_proxy_async();
+}
