@@ -37,8 +37,11 @@ class Sm90FwdConfig(Config):
     num_stages: int = parameter(choices=(2, 3, 4), help="blocks of K and of V in shared memory")
     q_buffers: int = parameter(choices=(1, 2), help="2: the next Q is loaded while the last O leaves")
     softmax: str = parameter(
-        choices=("exact", "lazy"),
-        help="row references: exact maxima, or moved only when a score outgrows them by a factor of 2^8",
+        choices=("exact", "lazy", "late"),
+        help="row references: exact maxima; moved only when a score outgrows them by 2^8; or that found out afterwards",
+    )
+    early_columns: int = parameter(
+        choices=(0, 32, 48, 64, 80), neutral=0, help="scores of a row that are weighed beside the product with V"
     )
     ping_pong: bool = parameter(choices=(False, True), help="warpgroups issue their products in turns")
     scheduler: str = parameter(
@@ -76,6 +79,8 @@ class Sm90Fwd(Family):
         assert isinstance(config, Sm90FwdConfig)
         if (config.warpgroups, config.blocks_per_sm) not in _REGISTERS:
             return f"blocks_per_sm={config.blocks_per_sm} leaves too few registers for warpgroups={config.warpgroups}"
+        if config.early_columns and (config.softmax == "exact" or 2 * config.early_columns > config.block_n):
+            return f"early_columns={config.early_columns} are for half of a block's scores at most, and not for exact maxima"
         if config.ping_pong and config.warpgroups == 1:
             return "ping_pong=true needs two warpgroups that take turns"
         if config.scheduler == "tile" and config.q_buffers > 1:

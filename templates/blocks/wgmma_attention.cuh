@@ -17,7 +17,8 @@ constexpr int kRowsBytes = kWarpgroupRows * kPadded * 2;  // Q or O of a warpgro
 constexpr int kKeysBytes = kBlockN * kPadded * 2;         // a block of K or of V
 static_assert(kHeadDim % 8 == 0 && kBlockN % 16 == 0, "what one wgmma takes");
 
-using Scores = float[kBlockN / 2];
+constexpr int kScores = kBlockN / 2;  // of a thread
+using Scores = float[kScores];
 using Weights = u32[kKeySteps][4];
 using Output = float[kHeadDim / 2];
 
@@ -80,11 +81,42 @@ __device__ __forceinline__ void apply_mask(Scores& scores, const Mask& mask, int
   }
 }
 
-__device__ __forceinline__ void pack_weights(Weights& weights, const Scores& scores) {
+// The first kEarly scores become weights where they are.
+template <int kEarly>
+__device__ __forceinline__ void weigh_in_place(Scores& scores, RowSoftmax& softmax, float scale_log2) {
+  softmax.weigh<0, kEarly>(scores, scale_log2, [&](int pair, float first, float second) {
+    scores[2 * pair] = first;
+    scores[2 * pair + 1] = second;
+  });
+}
+
+// References have moved since: the weights follow.
+template <int kEarly>
+__device__ __forceinline__ void rescale_in_place(Scores& scores, RowSoftmax& softmax) {
+  softmax.block[0] = 0.0f;
+  softmax.block[1] = 0.0f;
 #pragma unroll
-  for (int word = 0; word < kBlockN / 4; ++word) {
-    weights[word / 4][word % 4] = pack<Element>(scores[2 * word], scores[2 * word + 1]);
+  for (int pair = 0; pair < kEarly / 2; ++pair) {
+#pragma unroll
+    for (int column = 0; column < 2; ++column) {
+      float& weight = scores[2 * pair + column];
+      weight *= softmax.rescale[pair % 2];
+      softmax.block[pair % 2] += weight;
+    }
   }
+}
+
+// P: the other scores weighed, and all rounded to 16 bits. The scores stay as they are.
+template <int kEarly>
+__device__ __forceinline__ void weigh_rest(Weights& weights, const Scores& scores, RowSoftmax& softmax,
+                                           float scale_log2) {
+#pragma unroll
+  for (int pair = 0; pair < kEarly / 2; ++pair) {
+    weights[pair / 4][pair % 4] = pack<Element>(scores[2 * pair], scores[2 * pair + 1]);
+  }
+  softmax.weigh<kEarly, kScores>(scores, scale_log2, [&](int pair, float first, float second) {
+    weights[pair / 4][pair % 4] = pack<Element>(first, second);
+  });
 }
 
 __device__ __forceinline__ void scale_rows(Output& out, const float (&factor)[2]) {
