@@ -18,6 +18,7 @@ _ROWS = 64
 """Query rows of a warpgroup: the M of a wgmma."""
 _BARRIERS_BYTES = 1024
 """Before the tiles in shared memory, which start on whole swizzle patterns."""
+_COUNTER_BYTES = 16
 _REGISTERS = {(1, 1): (0, 0), (1, 2): (24, 232), (2, 1): (24, 240), (3, 1): (32, 160)}
 """By (warpgroups, blocks per SM): what a thread that loads and one that computes keep; 0: as launched."""
 _WORKING_REGISTERS = 32
@@ -45,7 +46,8 @@ class Sm90FwdConfig(Config):
     )
     ping_pong: bool = parameter(choices=(False, True), help="warpgroups issue their products in turns")
     scheduler: str = parameter(
-        choices=("tile", "static"), help="a thread block for each tile, or as many as fit, which share the tiles evenly"
+        choices=("tile", "static", "dynamic"),
+        help="a thread block for each tile; or as many as fit, which take tiles by a fixed rule, or as they are done",
     )
     heads_per_section: int = parameter(
         choices=(1, 2, 4, 8, 16, 32, 64),
@@ -165,6 +167,11 @@ class Sm90Fwd(Family):
     def heads_per_section(self, config: Config) -> int:
         assert isinstance(config, Sm90FwdConfig)
         return config.heads_per_section
+
+    def workspace(self, config: Config, problem: Problem, num_splits: int) -> tuple[int, int]:
+        """The counter of templates/blocks/scheduler_persistent.cuh."""
+        assert isinstance(config, Sm90FwdConfig)
+        return (_COUNTER_BYTES, _COUNTER_BYTES) if config.scheduler == "dynamic" else (0, 0)
 
     def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
         assert isinstance(config, Sm90FwdConfig)

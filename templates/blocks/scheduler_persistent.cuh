@@ -1,9 +1,10 @@
-// Scheduler: thread blocks that each take several tiles, or one where the grid has as many blocks as there are tiles.
-// Needs: kBlockM, kCausal, Params.
+// Scheduler: thread blocks that each take several tiles. One thread asks for tiles, the others are told their numbers.
+// Needs: kBlockM, kCausal, kDynamic, Params.
 //
-// Tiles are listed by sections of heads, whose keys and values then stay in the L2 cache; in a section, the longest come
-// first. Blocks take them from the list to and fro (0 1 2, 2 1 0, 0 1 2, ...): each gets about as much to do, and all
-// threads of a block know what comes next without asking.
+// Tiles are numbered by sections of heads, whose keys and values then stay in the L2 cache; in a section, the longest come
+// first. With kDynamic a block takes the next number when it is done with one, from a counter in the workspace that is 0
+// at the launch. Else blocks take them to and fro (0 1 2, 2 1 0, 0 1 2, ...), or just one each where the grid has as many
+// blocks as there are tiles.
 struct Tile {
   int row_begin;
   int head;
@@ -11,42 +12,52 @@ struct Tile {
   int batch;
 };
 
-class TileList {
+struct TileNumbers {
   int row_tiles;
-  int heads;  // of all batch entries
-  int count;
-  int group;  // query heads per key head
   int num_heads;
+  int heads;    // of all batch entries
+  int group;    // query heads per key head
   int section;  // heads
+
+  __device__ __forceinline__ explicit TileNumbers(const Params& params)
+      : row_tiles((params.seqlen_q + kBlockM - 1) / kBlockM),
+        num_heads(params.num_heads),
+        heads(params.batch * params.num_heads),
+        group(params.num_heads / params.num_heads_kv),
+        section(min(params.heads_per_section, heads)) {}
+
+  __device__ __forceinline__ int count() const {
+    return row_tiles * heads;
+  }
+
+  __device__ __forceinline__ Tile tile(int number) const {
+    const int section_tiles = section * row_tiles;
+    const int first_head = number / section_tiles * section;
+    const int rest = number % section_tiles;
+    const int section_heads = min(section, heads - first_head);
+    const int row_tile = rest / section_heads;
+    const int head = first_head + rest % section_heads;
+    return {(kCausal ? row_tiles - 1 - row_tile : row_tile) * kBlockM, head % num_heads, head % num_heads / group,
+            head / num_heads};
+  }
+};
+
+// By one thread of a block. A number that is not below the count means that nothing is left.
+class NextTile {
+  i64 number = blockIdx.x;
   int round = 0;
 
  public:
-  __device__ __forceinline__ explicit TileList(const Params& params)
-      : row_tiles((params.seqlen_q + kBlockM - 1) / kBlockM),
-        heads(params.batch * params.num_heads),
-        count(row_tiles * heads),
-        group(params.num_heads / params.num_heads_kv),
-        num_heads(params.num_heads),
-        section(min(params.heads_per_section, heads)) {}
+  __device__ __forceinline__ i64 current() const {
+    return number;
+  }
 
-  // False where nothing is left.
-  __device__ __forceinline__ bool next(Tile& tile) {
-    const u32 place = round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-    const i64 index = i64(round) * gridDim.x + place;
-    ++round;
-    if (index >= count) {
-      return false;
+  __device__ __forceinline__ void advance(const Params& params) {
+    if constexpr (kDynamic) {
+      number = i64(gridDim.x) + atomicAdd(static_cast<u32*>(params.workspace), 1u);
+    } else {
+      ++round;
+      number = i64(round) * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
     }
-    const int section_tiles = section * row_tiles;
-    const int first_head = static_cast<int>(index) / section_tiles * section;
-    const int rest = static_cast<int>(index) % section_tiles;
-    const int section_heads = min(section, heads - first_head);
-    const int row_tile = rest / section_heads;
-    const int head_of_all = first_head + rest % section_heads;
-    tile.row_begin = (kCausal ? row_tiles - 1 - row_tile : row_tile) * kBlockM;
-    tile.head = head_of_all % num_heads;
-    tile.head_kv = tile.head / group;
-    tile.batch = head_of_all / num_heads;
-    return true;
   }
 };

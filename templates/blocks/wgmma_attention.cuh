@@ -31,13 +31,18 @@ __device__ __forceinline__ int fragment_row(int half) {
   return threadIdx.x % 128 / 32 * 16 + 8 * half + lane() / 4;
 }
 
-// Which blocks of kBlockN keys the tile's queries see: those from full_end on need a mask.
+// Which blocks of kBlockN keys some rows of queries see: those from full_end on need a mask.
 struct KeyBlocks {
-  int full_end;
-  int end;
+  int end = 0;
+  int full_end = 0;
 
-  __device__ __forceinline__ KeyBlocks(const Mask& mask, int query_begin, int query_end)
-      : full_end(mask.full_end(query_begin) / kBlockN), end((mask.key_end(query_end) + kBlockN - 1) / kBlockN) {}
+  // None for rows behind the last query.
+  __device__ __forceinline__ KeyBlocks(const Mask& mask, int query_begin, int rows) {
+    if (query_begin < mask.seqlen_q) {
+      end = (mask.key_end(query_begin + rows) + kBlockN - 1) / kBlockN;
+      full_end = mask.full_end(query_begin) / kBlockN;
+    }
+  }
 };
 
 // S = Q K^T, started.
@@ -137,23 +142,40 @@ __device__ __forceinline__ void fold_scale(char* q_smem, float factor) {
   fence_proxy_async();
 }
 
+// lse_gmem: query 0 of the tile's head. After reduce().
+__device__ __forceinline__ void store_log_sum_exp(float* lse_gmem, const RowSoftmax& softmax, float scale,
+                                                  int query_begin, int seqlen_q) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = query_begin + fragment_row(half);
+    if (lane() % 4 == 0 && query < seqlen_q) {
+      lse_gmem[query] = softmax.log_sum_exp(half, scale);
+    }
+  }
+}
+
+// Where a chunk of 16 bytes of one of a warpgroup's 64 rows lies: chunks of a line are permuted as the swizzle of its width
+// does it.
+__device__ __forceinline__ int chunk_offset(int row, int chunk) {
+  constexpr int kChunks = kLine / 16;
+  const int permuted = chunk % kChunks ^ (row * kLine / 128 % kChunks);
+  return (chunk / kChunks * kWarpgroupRows + row) * kLine + permuted * 16;
+}
+
+__device__ __forceinline__ int element_offset(int row, int column) {
+  return chunk_offset(row, column / 8) + column % 8 * 2;
+}
+
 // Rounds the output into the tile that held the warpgroup's rows of Q. A warp writes its own rows.
 __device__ __forceinline__ void stage_output(u32 out_smem, const Output& out) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
-  constexpr int kSteps = kHeadDim / 16;
 #pragma unroll
-  for (int step = 0; step < kSteps + kHeadDim / 8 % 2; ++step) {
+  for (int step = 0; step < (kHeadDim + 15) / 16; ++step) {
     u32 fragment[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int word = 0; word < (step < kSteps ? 4 : 2); ++word) {
+    for (int word = 0; word < (16 * step + 16 <= kHeadDim ? 4 : 2); ++word) {
       fragment[word] = pack<Element>(out[8 * step + 2 * word], out[8 * step + 2 * word + 1]);
     }
-    const int panel = step / (kPanel / 16);
-    const int chunk = step % (kPanel / 16) * 2 + lane() / 16;
-    const u32 line = out_smem + (panel * kWarpgroupRows + row) * kLine;
-    // As the swizzle of the line's width permutes chunks of 16 bytes.
-    const int permuted = chunk ^ (row * kLine / 128 % (kLine / 16));
-    stmatrix_x4(line + permuted * 16, fragment);
+    stmatrix_x4(out_smem + chunk_offset(row, 2 * step + lane() / 16), fragment);
   }
-  fence_proxy_async();
 }

@@ -35,9 +35,14 @@ struct Ring {
     return barriers_smem + 16 * turn.stage;
   }
 
-  // Before the loads: the tile that had this stage is not needed any more. Announces the bytes to come.
-  __device__ __forceinline__ void acquire(const Turn<kStages>& turn, u32 bytes) const {
+  // Until the tile that had this stage is not needed any more.
+  __device__ __forceinline__ void acquire(const Turn<kStages>& turn) const {
     mbarrier_wait(full(turn) + 8, turn.parity ^ 1);
+  }
+
+  // The same; then announces the bytes to come.
+  __device__ __forceinline__ void acquire(const Turn<kStages>& turn, u32 bytes) const {
+    acquire(turn);
     mbarrier_arrive_expect_tx(full(turn), bytes);
   }
 
