@@ -69,18 +69,22 @@ __device__ __forceinline__ void multiply_values(Output& out, const Weights& weig
   wgmma_commit();
 }
 
-// query_begin: of the warpgroup.
+// Scores that the mask hides become -inf. query_begin: of the warpgroup. A thread's columns of a row are numbered from 0 to
+// kBlockN / 4; which of them count is a bit each, because one instruction makes 7 predicates from bits.
 __device__ __forceinline__ void apply_mask(Scores& scores, const Mask& mask, int query_begin, int key_begin) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int seen = mask.key_end(query_begin + fragment_row(half) + 1) - key_begin - lane() % 4 * 2;
+    const int end = mask.key_end(query_begin + fragment_row(half) + 1);
+    const int keys = max(0, end - key_begin - lane() % 4 * 2);
+    const int columns = keys / 8 * 2 + min(keys % 8, 2);
 #pragma unroll
-    for (int i = 0; i < kBlockN / 8; ++i) {
+    for (int first = 0; first < kBlockN / 4; first += 32) {
+      const int seen = max(0, columns - first);
+      const u32 bits = seen < 32 ? (1u << seen) - 1 : 0xffffffffu;
 #pragma unroll
-      for (int column = 0; column < 2; ++column) {
-        if (8 * i + column >= seen) {
-          scores[4 * i + 2 * half + column] = negative_infinity();
-        }
+      for (int column = first; column < min(first + 32, kBlockN / 4); ++column) {
+        float& score = scores[column / 2 * 4 + 2 * half + column % 2];
+        score = bits >> (column - first) & 1 ? score : negative_infinity();
       }
     }
   }
