@@ -160,8 +160,12 @@ def default_config(problem: Problem, gpu: Gpu, families: Sequence[Family] | None
 
     ``families`` to choose from all support it; by default all that do. Raises `UnsupportedProblem` where there is none.
     """
-    found = [each.default_for(problem, gpu) for each in families or supporting(problem.spec, gpu)]
-    return min(found, key=lambda config: predict(problem, config, gpu).seconds)
+    kinds = families or supporting(problem.spec, gpu)
+    found = [(each, each.default_for(problem, gpu)) for each in kinds]
+    fit = [config for each, config in found if each.unfit(config, problem, gpu) is None]
+    if not fit:  # sizes that nothing takes: the plan says why
+        return found[-1][1]
+    return min(fit, key=lambda config: predict(problem, config, gpu).seconds)
 
 
 def preference(estimate: Estimate, spill_bytes: int) -> float:

@@ -49,6 +49,9 @@ class Sm90FwdConfig(Config):
         choices=("tile", "static", "dynamic"),
         help="a thread block for each tile; or as many as fit, which take tiles by a fixed rule, or as they are done",
     )
+    overlap_tiles: bool = parameter(
+        choices=(False, True), neutral=False, help="a tile's first product with K beside the last product of the one before"
+    )
     heads_per_section: int = parameter(
         choices=(1, 2, 4, 8, 16, 32, 64),
         neutral=1,
@@ -87,6 +90,8 @@ class Sm90Fwd(Family):
             return "ping_pong=true needs two warpgroups that take turns"
         if config.scheduler == "tile" and config.q_buffers > 1:
             return "q_buffers=2 is of no use with scheduler=tile: a thread block has one tile"
+        if config.overlap_tiles and config.q_buffers == 1:
+            return "overlap_tiles=true needs q_buffers=2: the next Q comes before the last O leaves"
         needs = self.resources(config, spec)
         if config.blocks_per_sm * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
             return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_sm} B for {config.blocks_per_sm} blocks"
@@ -128,6 +133,11 @@ class Sm90Fwd(Family):
             return (config,)
         return [replace(config, heads_per_section=each) for each in (4, 16, 64)]
 
+    def unfit(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
+        if problem.seqlen_k == 0:
+            return "seqlen_k=0 leaves nothing that TMA could copy"
+        return super().unfit(config, problem, gpu)
+
     def resources(self, config: Config, spec: Spec) -> Resources:
         assert isinstance(config, Sm90FwdConfig)
         line = 2 * padded(spec.head_dim)
@@ -145,7 +155,7 @@ class Sm90Fwd(Family):
         assert isinstance(config, Sm90FwdConfig)
         return {
             "element": _ELEMENTS[spec.dtype],
-            "wgmma_widths": sorted({config.block_n, spec.head_dim}),
+            "wgmma_widths": sorted({config.block_n, *_half(config.block_n), spec.head_dim}),
             "registers": _registers(config),
         }
 
@@ -200,6 +210,11 @@ class Sm90Fwd(Family):
 def padded(head_dim: int) -> int:
     """Columns of a tile in shared memory: whole swizzled lines of 64 or 128 bytes."""
     return -(-head_dim // 32) * 32
+
+
+def _half(block_n: int) -> tuple[int, ...]:
+    """Half a block where that is one of its own, as in templates/blocks/wgmma_attention.cuh."""
+    return (block_n // 2,) if block_n % 32 == 0 else ()
 
 
 def _registers(config: Sm90FwdConfig) -> tuple[int, int]:

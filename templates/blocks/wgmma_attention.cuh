@@ -11,8 +11,10 @@ constexpr int kPadded = (kHeadDim + 31) / 32 * 32;
 constexpr int kPanel = kPadded % 64 == 0 ? 64 : 32;  // columns
 constexpr int kPanels = kPadded / kPanel;
 constexpr int kLine = kPanel * 2;
-constexpr int kHeadSteps = (kHeadDim + 15) / 16;          // of the first product, which sums over columns
-constexpr int kKeySteps = kBlockN / 16;                   // of the second, which sums over keys
+constexpr int kHeadSteps = (kHeadDim + 15) / 16;  // of the first product, which sums over columns
+constexpr int kKeySteps = kBlockN / 16;           // of the second, which sums over keys
+constexpr bool kHalves = kBlockN % 32 == 0;       // half a block can be a block of its own
+constexpr int kHalfBlock = kHalves ? kBlockN / 2 : kBlockN;
 constexpr int kRowsBytes = kWarpgroupRows * kPadded * 2;  // Q or O of a warpgroup
 constexpr int kKeysBytes = kBlockN * kPadded * 2;         // a block of K or of V
 static_assert(kHeadDim % 8 == 0 && kBlockN % 16 == 0, "what one wgmma takes");
@@ -31,46 +33,61 @@ __device__ __forceinline__ int fragment_row(int half) {
   return threadIdx.x % 128 / 32 * 16 + 8 * half + lane() / 4;
 }
 
-// Which blocks of kBlockN keys some rows of queries see: those from full_end on need a mask.
-struct KeyBlocks {
-  int end = 0;
-  int full_end = 0;
+// Blocks of kBlockN keys that rows of a tile see. One at least: without keys, all of it is masked.
+__device__ __forceinline__ int tile_key_blocks(const Mask& mask, int row_begin) {
+  return max(1, (mask.key_end(row_begin + kBlockM) + kBlockN - 1) / kBlockN);
+}
 
-  // None for rows behind the last query.
-  __device__ __forceinline__ KeyBlocks(const Mask& mask, int query_begin, int rows) {
-    if (query_begin < mask.seqlen_q) {
-      end = (mask.key_end(query_begin + rows) + kBlockN - 1) / kBlockN;
-      full_end = mask.full_end(query_begin) / kBlockN;
-    }
+// Those that a warpgroup works on: from full_end on with a mask. Where the tiles of a thread block overlap, all its
+// warpgroups work on the same blocks.
+struct KeyBlocks {
+  int full_end;
+  int end;
+  int tile_end;
+  bool half;  // no row sees more than half of the last one
+
+  __device__ __forceinline__ KeyBlocks() {}
+
+  __device__ __forceinline__ KeyBlocks(const Mask& mask, int row_begin, int query_begin)
+      : tile_end(tile_key_blocks(mask, row_begin)) {
+    const bool empty = query_begin >= mask.seqlen_q;
+    const int keys = empty ? 0 : mask.key_end(query_begin + kWarpgroupRows);
+    end = kOverlapTiles ? tile_end : max(1, (keys + kBlockN - 1) / kBlockN);
+    full_end = empty ? 0 : mask.full_end(query_begin) / kBlockN;
+    half = kHalves && end > 1 && keys <= (end - 1) * kBlockN + kBlockN / 2;
   }
 };
 
-// S = Q K^T, started.
+// S = Q K^T for the first kKeys keys of a block, started.
+template <int kKeys>
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q_smem, u32 k_smem) {
+  float (&part)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(scores);
   const u64 q = matrix_descriptor(q_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
   const u64 k = matrix_descriptor(k_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
 #pragma unroll
   for (int step = 0; step < kHeadSteps; ++step) {
     const int panel = step / (kPanel / 16);
     const int within = step % (kPanel / 16) * 32;  // bytes
-    wgmma_shared<Element, false, false>(scores, descriptor_plus(q, panel * kWarpgroupRows * kLine + within),
+    wgmma_shared<Element, false, false>(part, descriptor_plus(q, panel * kWarpgroupRows * kLine + within),
                                         descriptor_plus(k, panel * kBlockN * kLine + within), step > 0);
   }
   wgmma_commit();
 }
 
-// O += P V, started. V is MN-major: a line holds columns of one key.
+// O += P V for the first kKeys keys of a block, started. V is MN-major: a line holds columns of one key.
+template <int kKeys>
 __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, u32 v_smem) {
   const u64 v = matrix_descriptor(v_smem, kBlockN * kLine, 8 * kLine, kSwizzleOfRow<kLine>);
 #pragma unroll
-  for (int step = 0; step < kKeySteps; ++step) {
+  for (int step = 0; step < kKeys / 16; ++step) {
     wgmma_registers<Element, true>(out, weights[step], descriptor_plus(v, step * 16 * kLine), true);
   }
   wgmma_commit();
 }
 
 // Scores that the mask hides become -inf. query_begin: of the warpgroup. A thread's columns of a row are numbered from 0 to
-// kBlockN / 4; which of them count is a bit each, because one instruction makes 7 predicates from bits.
+// kKeys / 4; which of them count is a bit each, because one instruction makes 7 predicates from bits.
+template <int kKeys>
 __device__ __forceinline__ void apply_mask(Scores& scores, const Mask& mask, int query_begin, int key_begin) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -78,11 +95,11 @@ __device__ __forceinline__ void apply_mask(Scores& scores, const Mask& mask, int
     const int keys = max(0, end - key_begin - lane() % 4 * 2);
     const int columns = keys / 8 * 2 + min(keys % 8, 2);
 #pragma unroll
-    for (int first = 0; first < kBlockN / 4; first += 32) {
+    for (int first = 0; first < kKeys / 4; first += 32) {
       const int seen = max(0, columns - first);
       const u32 bits = seen < 32 ? (1u << seen) - 1 : 0xffffffffu;
 #pragma unroll
-      for (int column = first; column < min(first + 32, kBlockN / 4); ++column) {
+      for (int column = first; column < min(first + 32, kKeys / 4); ++column) {
         float& score = scores[column / 2 * 4 + 2 * half + column % 2];
         score = bits >> (column - first) & 1 ? score : negative_infinity();
       }
@@ -116,14 +133,14 @@ __device__ __forceinline__ void rescale_in_place(Scores& scores, RowSoftmax& sof
 }
 
 // P: the other scores weighed, and all rounded to 16 bits. The scores stay as they are.
-template <int kEarly>
+template <int kEarly, int kKeys>
 __device__ __forceinline__ void weigh_rest(Weights& weights, const Scores& scores, RowSoftmax& softmax,
                                            float scale_log2) {
 #pragma unroll
   for (int pair = 0; pair < kEarly / 2; ++pair) {
     weights[pair / 4][pair % 4] = pack<Element>(scores[2 * pair], scores[2 * pair + 1]);
   }
-  softmax.weigh<kEarly, kScores>(scores, scale_log2, [&](int pair, float first, float second) {
+  softmax.weigh<kEarly, kKeys / 2>(scores, scale_log2, [&](int pair, float first, float second) {
     weights[pair / 4][pair % 4] = pack<Element>(first, second);
   });
 }

@@ -46,15 +46,15 @@ struct RowSoftmax {
     return __any_sync(0xffffffffu, unset || !(block[0] <= kLargestWeight && block[1] <= kLargestWeight));
   }
 
-  // Moves the references up to the maxima of the scores from kFirst on, and scales the sums.
-  template <int kFirst, int kScores>
+  // Moves the references up to the maxima of scores [kFirst, kLast), and scales the sums.
+  template <int kFirst, int kLast, int kScores>
   __device__ __forceinline__ void move(const float (&scores)[kScores], float scale_log2) {
     bool large = false, none = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float most = negative_infinity();
 #pragma unroll
-      for (int i = kFirst / 2 + half; i < kScores / 2; i += 2) {
+      for (int i = kFirst / 2 + half; i < kLast / 2; i += 2) {
         most = fmaxf(most, fmaxf(scores[2 * i], scores[2 * i + 1]));
       }
       const float moved = fmaxf(reference[half], quad_max(most));
