@@ -1,10 +1,11 @@
-"""300 random legal configs of sm80_fwd on odd problems: right by the tolerance rule, and the same bits twice.
+"""300 random legal configs of each tensor-core family on odd problems: right by the tolerance rule, same bits twice.
 
 float16 through CuPy, bfloat16 through torch.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,26 +17,27 @@ import pytest
 from flashtune import attention
 from flashtune.codegen.config import Config
 from flashtune.codegen.device import require_device
-from flashtune.codegen.families.sm80_fwd import Sm80Fwd
-from flashtune.codegen.problem import ITEM_BYTES, Problem
+from flashtune.codegen.family import Family, family
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
 from flashtune.tuner.build import ProcessBuilder, cores, result
 from flashtune.tuner.coordinator import render
 
 pytestmark = pytest.mark.gpu
 
-FAMILY = Sm80Fwd()
+FAMILIES = ("sm80_fwd", "sm90_fwd")
 COUNT = 300
 PARTS = 10
 HEAD_DIMS = (8, 16, 24, 40, 64, 72, 80, 96, 128, 136, 192, 256)
-LENGTHS = ((1, 1), (1, 700), (3, 65), (17, 300), (64, 64), (67, 1031), (200, 33), (130, 257))
+LENGTHS = ((1, 1), (1, 700), (3, 65), (17, 300), (64, 64), (67, 1031), (200, 33), (130, 257), (515, 515), (700, 390))
 HEADS = ((1, 1), (2, 1), (3, 3), (4, 2), (12, 2), (8, 1))
 DTYPES = {"cupy": "float16", "torch": "bfloat16"}
 
 Draw = tuple[Problem, Config]
 
 
-def draws() -> Iterator[Draw]:
-    draw = random.Random(80)
+def draws(kind: Family) -> Iterator[Draw]:
+    draw = random.Random(kind.name)
     gpu = require_device()
     for number in range(COUNT):
         dtype = ("float16", "bfloat16")[number % 2]
@@ -52,15 +54,25 @@ def draws() -> Iterator[Draw]:
             causal=draw.random() < 0.5,
             alignment=draw.choice((16, 16, ITEM_BYTES[dtype])),
         )
-        config = draw.choice(FAMILY.enumerate(problem.spec, gpu)[0])
+        if kind.unsupported(problem.spec, gpu):
+            problem = replace(problem, alignment=16)
+        config = draw.choice(legal(kind, problem.spec, gpu))
         by_problem = {each.name: draw.choice(each.choices) for each in config.parameters() if each.by_problem}
         yield problem, replace(config, **by_problem)
 
 
-@pytest.fixture(scope="module")
-def drawn(_own_database: None) -> list[Draw]:
+@functools.cache
+def legal(kind: Family, spec: Spec, gpu: Gpu) -> list[Config]:
+    return kind.enumerate(spec, gpu)[0]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def drawn(request: pytest.FixtureRequest, _own_database: None) -> list[Draw]:
     """The draws, compiled side by side as the tuner does it."""
-    found = list(draws())
+    kind, gpu = family(request.param), require_device()
+    if reason := kind.unsupported(Spec(dtype="float16", head_dim=64), gpu):
+        pytest.skip(reason)
+    found = list(draws(kind))
     builder = ProcessBuilder(require_device().arch, cores())
     try:
         jobs = [builder.submit(render(problem, config)) for problem, config in found]
