@@ -23,6 +23,8 @@ _REGISTERS = {(1, 1): (0, 0), (1, 2): (24, 232), (2, 1): (24, 240), (3, 1): (32,
 """By (warpgroups, blocks per SM): what a thread that loads and one that computes keep; 0: as launched."""
 _WORKING_REGISTERS = 32
 """Beside accumulators and weights. With less left over, ptxas serialises the products: a cliff, not a slope."""
+_PRODUCT_REGISTERS = 30
+"""Beside the accumulators of one wgmma. It must fit what a thread has at the start: ptxas refuses the kernel else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,10 @@ class Sm90Fwd(Family):
         assert isinstance(config, Sm90FwdConfig)
         if (config.warpgroups, config.blocks_per_sm) not in _REGISTERS:
             return f"blocks_per_sm={config.blocks_per_sm} leaves too few registers for warpgroups={config.warpgroups}"
+        entry = _entry_registers(config)
+        widest = max(config.block_n, spec.head_dim) // 2 + _PRODUCT_REGISTERS
+        if widest > entry:
+            return f"a product needs about {widest} registers per thread, the kernel starts with {entry}"
         if config.early_columns and (config.softmax == "exact" or 2 * config.early_columns > config.block_n):
             return f"early_columns={config.early_columns} are for half of a block's scores at most, and not for exact maxima"
         if config.ping_pong and config.warpgroups == 1:

@@ -1,6 +1,6 @@
 // A masked key has weight 0, and 0 times an infinity or NaN in its value is NaN. Where the mask cuts through a block, the
 // product P V therefore lets such values into rows that don't see them. That is rare, and found out at the end: rows of a
-// warp whose output is not finite are then computed once more, from the keys that they see. Needs: wgmma_attention.cuh.
+// warp whose output is not finite are then computed once more, from the keys that they see. Needs: load_tiles.cuh.
 
 // Element 0 of query 0 and key 0 of the tile's heads.
 struct HeadPointers {
@@ -37,6 +37,14 @@ __device__ __forceinline__ bool any_nonfinite(const u16* v_gmem, i64 row_stride,
   return __any_sync(0xffffffffu, zeros != 0.0f);
 }
 
+// Whether there is an infinity or NaN in the output of a warp, and one in values that not all its rows see.
+__device__ __forceinline__ bool hidden_values_leaked(const Output& out, const Params& params, const Mask& mask,
+                                                     const Work& work) {
+  return any_nonfinite(out) &&
+         any_nonfinite(HeadPointers(params, work.tile).v, params.v_stride_row, mask.full_end(work.query_begin),
+                       min(params.seqlen_k, work.blocks.end * kBlockN));
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -45,16 +53,16 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Rows of a warp, one after the other, into the staged output. query_begin: of the warpgroup. The weight of a key is
-// 2^((sign q k - m) c).
-__device__ __forceinline__ void compute_rows_again(char* out_tile, const RowSoftmax& softmax, const HeadPointers& head,
-                                                   const Params& params, const Mask& mask, int query_begin, float sign,
-                                                   float scale_log2) {
+// Rows of a warp, one after the other, into the staged output. The weight of a key is 2^((sign q k - m) c).
+__device__ __forceinline__ void compute_rows_again(char* out_tile, const RowSoftmax& softmax, const Params& params,
+                                                   const Mask& mask, const Work& work, float sign, float scale_log2) {
+  const HeadPointers head(params, work.tile);
+  __syncwarp();                                   // the warp has staged its rows
   constexpr int kColumns = (kHeadDim + 31) / 32;  // of a lane
 #pragma unroll 1
   for (int index = 0; index < 16; ++index) {
     const int row = threadIdx.x % 128 / 32 * 16 + index;
-    const int query = min(query_begin + row, params.seqlen_q - 1);
+    const int query = min(work.query_begin + row, params.seqlen_q - 1);
     const bool upper = index < 8;
     const int holder = index % 8 * 4;  // the lane that has what belongs to the row
     const float reference =

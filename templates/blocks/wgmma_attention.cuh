@@ -163,18 +163,6 @@ __device__ __forceinline__ void fold_scale(char* q_smem, float factor) {
   fence_proxy_async();
 }
 
-// lse_gmem: query 0 of the tile's head. After reduce().
-__device__ __forceinline__ void store_log_sum_exp(float* lse_gmem, const RowSoftmax& softmax, float scale,
-                                                  int query_begin, int seqlen_q) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int query = query_begin + fragment_row(half);
-    if (lane() % 4 == 0 && query < seqlen_q) {
-      lse_gmem[query] = softmax.log_sum_exp(half, scale);
-    }
-  }
-}
-
 // Where a chunk of 16 bytes of one of a warpgroup's 64 rows lies: chunks of a line are permuted as the swizzle of its width
 // does it.
 __device__ __forceinline__ int chunk_offset(int row, int chunk) {
