@@ -22,8 +22,8 @@ class Parameter:
 
     ``choices`` are in a meaningful order. ``neutral`` is the value that older configs, written before the parameter
     existed, had without knowing; None where a config must state it. ``searched`` is False for a parameter that a
-    caller may set and the tuner leaves alone. ``by_problem`` is True for one that pays for some problems only: the
-    family's `variants` says which values, for each problem.
+    caller may set and the tuner leaves alone; ``left_out`` are choices of which the same is true. ``by_problem`` is
+    True for one that pays for some problems only: the family's `variants` says which values, for each problem.
     """
 
     name: str
@@ -32,13 +32,22 @@ class Parameter:
     neutral: Any = None
     searched: bool = True
     by_problem: bool = False
+    left_out: tuple[Any, ...] = ()
 
 
 def parameter(
-    *, choices: tuple[Any, ...], help: str, neutral: Any = None, searched: bool = True, by_problem: bool = False
+    *,
+    choices: tuple[Any, ...],
+    help: str,
+    neutral: Any = None,
+    searched: bool = True,
+    by_problem: bool = False,
+    left_out: tuple[Any, ...] = (),
 ) -> Any:
     """A dataclass field that is a tuning parameter; see :class:`Parameter`."""
-    metadata = {"choices": choices, "help": help, "searched": searched, "by_problem": by_problem}
+    metadata = {
+        "choices": choices, "help": help, "searched": searched, "by_problem": by_problem, "left_out": left_out
+    }  # fmt: skip
     if neutral is None:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=neutral, metadata=metadata)
@@ -91,4 +100,5 @@ def _parameter_of(field: dataclasses.Field[Any]) -> Parameter:
         neutral=None if field.default is dataclasses.MISSING else field.default,
         searched=field.metadata["searched"],
         by_problem=field.metadata["by_problem"],
+        left_out=field.metadata["left_out"],
     )

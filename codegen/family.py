@@ -18,7 +18,7 @@ from .plan import Kernel, Plan, TensorBox
 from .problem import Problem, Spec
 from .render import render_source
 from .value import shown
-from .work import Work
+from .work import Bound, Work
 
 MAX_GRID_X = 2**31 - 1
 _MAX_REGISTERS = 255
@@ -112,6 +112,11 @@ class Family(ABC):
         """Counts of what a launch does, for :mod:`.model`; a family without them can't be predicted."""
         raise NotImplementedError(f"{self.name} gives no counts to the performance model")
 
+    def own_estimate(self, config: Config, problem: Problem, gpu: Gpu) -> tuple[float, Bound] | None:
+        """Seconds on the chip, without traffic with device memory, and what bounds them: for a family that the general
+        performance model does not describe. None: it does, from :meth:`work`."""
+        return None
+
     def check(self, config: Config, spec: Spec, gpu: Gpu) -> None:
         """Raises :class:`UnsupportedProblem` or :class:`IllegalConfig` with the reason."""
         if reason := self.unsupported(spec, gpu):
@@ -146,7 +151,12 @@ class Family(ABC):
         if reason := self.unsupported(spec, gpu):
             return [], Counter({reason: 1})
         parameters = self.config_type.parameters()
-        ranges = [each.choices if each.searched and not each.by_problem else (each.neutral,) for each in parameters]
+        ranges = [
+            tuple(choice for choice in each.choices if choice not in each.left_out)
+            if each.searched and not each.by_problem
+            else (each.neutral,)
+            for each in parameters
+        ]
         legal: list[Config] = []
         reasons: Counter[str] = Counter()
         for point in itertools.product(*ranges):

@@ -53,7 +53,7 @@ class DeviceGuard:
 
 
 class _Slot:
-    """Memory that one launch reads its parameters from: `struct Params`, tensor maps, and the array that points to them."""
+    """Memory that one launch reads its parameters from: `struct Params`, tensor maps, and pointers to them."""
 
     __slots__ = ("address", "arguments", "maps", "memory", "params")
 
@@ -104,9 +104,7 @@ class BoundPlan:
 
     __slots__ = ("_arguments", "_launch", "_maps", "_slots", "loaded")
 
-    def __init__(
-        self, loaded: LoadedPlan, strides: tuple[Strides, Strides, Strides, Strides], scale: float
-    ) -> None:
+    def __init__(self, loaded: LoadedPlan, strides: tuple[Strides, Strides, Strides, Strides], scale: float) -> None:
         (kernel,) = loaded.plan.kernels
         geometry = (*kernel.grid, kernel.threads, 1, 1, kernel.shared_memory)
         self.loaded = loaded

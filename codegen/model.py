@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from .config import Config
 from .family import Family, Resources, family, supporting
 from .gpu import Gpu
 from .problem import Problem
-from .work import Work
-
-Bound = Literal["tensor", "alu", "shared", "memory", "latency"]
+from .work import Bound, Work
 
 REGISTERS_SM = 65536
 """32-bit registers of an SM on every chip from sm_75 to sm_120 (CUDA programming guide)."""
@@ -143,6 +141,8 @@ def predict(
     ``kind``: the family with other costs than it ships with, for fitting.
     """
     kind = kind or family(config.family)
+    if own := kind.own_estimate(config, problem, gpu):
+        return _own(problem, config, gpu, kind, *own)
     work = kind.work(config, problem, gpu)
     needs = kind.resources(config, problem.spec)
     if compiled is not None:
@@ -202,6 +202,17 @@ def estimate(
     seconds = _soft_max(on_chip, memory, MEMORY_SHARPNESS) + LAUNCH_SECONDS + adding_up
     bound: Bound = "memory" if memory > on_chip else sm.bound(used)
     return Estimate(seconds, bound, resident, work.tiles / slots, problem.flops / seconds / 1e12)
+
+
+def _own(problem: Problem, config: Config, gpu: Gpu, kind: Family, on_chip: float, bound: Bound) -> Estimate:
+    """What a family says of itself, beside the traffic with device memory."""
+    memory = problem.min_bytes / (gpu.bandwidth_gb_s * 1e9 * MEMORY_REACHED)
+    seconds = _soft_max(on_chip, memory, MEMORY_SHARPNESS)
+    blocks = kind.blocks(config, problem, gpu)
+    resident = max(1, blocks_per_sm(kind.resources(config, problem.spec), gpu))
+    waves = kind.tiles(config, problem) / (resident * gpu.num_sms)
+    found: Bound = "memory" if memory > on_chip else bound
+    return Estimate(seconds, found, min(resident, -(-blocks // gpu.num_sms)), waves, problem.flops / seconds / 1e12)
 
 
 class _Sm:

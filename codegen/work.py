@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Literal
 
 from .gpu import Gpu
 from .problem import Problem
+
+Bound = Literal["tensor", "alu", "shared", "memory", "latency"]
+"""What a kernel's time is mostly due to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

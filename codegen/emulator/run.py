@@ -18,7 +18,7 @@ from ..problem import Problem
 from .build import build_kernel
 from .launch import MAP_ALIGNMENT, Address, Launch, Placed, check_options
 from .source import host_source
-from .tensors import MAP_ADDRESS, encode_for_emulator, input_tensor, output_tensor, workspace_tensor
+from .tensors import MAP_ADDRESS, Tensor, encode_for_emulator, input_tensor, output_tensor, workspace_tensor
 
 Array = NDArray[Any]
 

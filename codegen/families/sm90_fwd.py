@@ -11,11 +11,10 @@ from ..family import Family, Resources, register_cap
 from ..gpu import Gpu
 from ..plan import TensorBox
 from ..problem import VECTOR_ALIGNMENT, Problem, Spec
-from ..work import Work, masked, tensor_flops_clock, walk
+from ..work import Bound
+from .sm90_time import WARPGROUP_ROWS, predict_seconds
 
 _ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
-_ROWS = 64
-"""Query rows of a warpgroup: the M of a wgmma."""
 _BARRIERS_BYTES = 1024
 """Before the tiles in shared memory, which start on whole swizzle patterns."""
 _COUNTER_BYTES = 16
@@ -23,6 +22,8 @@ _REGISTERS = {(1, 1): (0, 0), (1, 2): (24, 232), (2, 1): (24, 240), (3, 1): (32,
 """By (warpgroups, blocks per SM): what a thread that loads and one that computes keep; 0: as launched."""
 _WORKING_REGISTERS = 32
 """Beside accumulators and weights. With less left over, ptxas serialises the products: a cliff, not a slope."""
+_SECTIONS = {"tile": (16,), "static": (1, 4), "dynamic": (4, 16)}
+"""Heads listed together that are tried where some tiles are longer than others: those that won on an H200."""
 _PRODUCT_REGISTERS = 30
 """Beside the accumulators of one wgmma. It must fit what a thread has at the start: ptxas refuses the kernel else."""
 
@@ -35,16 +36,22 @@ class Sm90FwdConfig(Config):
 
     warpgroups: int = parameter(choices=(1, 2, 3), help="warpgroups that compute, 64 query rows each")
     block_n: int = parameter(
-        choices=(32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256), help="keys of a loop step"
+        choices=(32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256),
+        left_out=(144, 208, 240, 256),
+        help="keys of a loop step",
     )
-    num_stages: int = parameter(choices=(2, 3, 4), help="blocks of K and of V in shared memory")
+    num_stages: int = parameter(choices=(2, 3, 4), left_out=(4,), help="blocks of K and of V in shared memory")
     q_buffers: int = parameter(choices=(1, 2), help="2: the next Q is loaded while the last O leaves")
     softmax: str = parameter(
         choices=("exact", "lazy", "late"),
+        left_out=("exact",),
         help="row references: exact maxima; moved only when a score outgrows them by 2^8; or that found out afterwards",
     )
     early_columns: int = parameter(
-        choices=(0, 32, 48, 64, 80), neutral=0, help="scores of a row that are weighed beside the product with V"
+        choices=(0, 32, 48, 64, 80),
+        neutral=0,
+        left_out=(80,),
+        help="scores of a row that are weighed beside the product with V",
     )
     ping_pong: bool = parameter(choices=(False, True), help="warpgroups issue their products in turns")
     scheduler: str = parameter(
@@ -52,7 +59,7 @@ class Sm90FwdConfig(Config):
         help="a thread block for each tile; or as many as fit, which take tiles by a fixed rule, or as they are done",
     )
     overlap_tiles: bool = parameter(
-        choices=(False, True), neutral=False, help="a tile's first product with K beside the last product of the one before"
+        choices=(False, True), neutral=False, help="a tile's first product with K beside the last one with V before it"
     )
     heads_per_section: int = parameter(
         choices=(1, 2, 4, 8, 16, 32, 64),
@@ -91,7 +98,7 @@ class Sm90Fwd(Family):
         if widest > entry:
             return f"a product needs about {widest} registers per thread, the kernel starts with {entry}"
         if config.early_columns and (config.softmax == "exact" or 2 * config.early_columns > config.block_n):
-            return f"early_columns={config.early_columns} are for half of a block's scores at most, and not for exact maxima"
+            return f"early_columns={config.early_columns} is for softmax=lazy or late, and at most half of block_n"
         if config.ping_pong and config.warpgroups == 1:
             return "ping_pong=true needs two warpgroups that take turns"
         if config.scheduler == "tile" and config.q_buffers > 1:
@@ -99,10 +106,10 @@ class Sm90Fwd(Family):
         if config.overlap_tiles and config.q_buffers == 1:
             return "overlap_tiles=true needs q_buffers=2: the next Q comes before the last O leaves"
         needs = self.resources(config, spec)
-        if config.blocks_per_sm * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
-            return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_sm} B for {config.blocks_per_sm} blocks"
         if needs.shared_memory > gpu.shared_memory_block:
             return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_block} B"
+        if config.blocks_per_sm * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
+            return f"blocks_per_sm={config.blocks_per_sm} do not fit the shared memory of {gpu}"
         left = _registers(config)[1] or register_cap(needs.threads, config.blocks_per_sm)
         if needs.registers > left:
             return f"needs about {needs.registers} registers per thread that computes, {left} are left"
@@ -128,7 +135,7 @@ class Sm90Fwd(Family):
         """Fewer rows a block where queries are few."""
         config = self.default(problem.spec, gpu)
         assert isinstance(config, Sm90FwdConfig)
-        if problem.seqlen_q <= _ROWS:
+        if problem.seqlen_q <= WARPGROUP_ROWS:
             config = replace(config, warpgroups=1, ping_pong=False)
         return config
 
@@ -137,7 +144,7 @@ class Sm90Fwd(Family):
         assert isinstance(config, Sm90FwdConfig)
         if not problem.causal:
             return (config,)
-        return [replace(config, heads_per_section=each) for each in (4, 16, 64)]
+        return [replace(config, heads_per_section=each) for each in _SECTIONS[config.scheduler]]
 
     def unfit(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
         if problem.seqlen_k == 0:
@@ -147,7 +154,7 @@ class Sm90Fwd(Family):
     def resources(self, config: Config, spec: Spec) -> Resources:
         assert isinstance(config, Sm90FwdConfig)
         line = 2 * padded(spec.head_dim)
-        queries = config.q_buffers * config.warpgroups * _ROWS * line
+        queries = config.q_buffers * config.warpgroups * WARPGROUP_ROWS * line
         keys_values = 2 * config.num_stages * config.block_n * line
         scores, weights, out = config.block_n // 2, config.block_n // 4, spec.head_dim // 2
         return Resources(
@@ -168,12 +175,12 @@ class Sm90Fwd(Family):
     def tensor_boxes(self, config: Config, spec: Spec) -> Sequence[TensorBox]:
         assert isinstance(config, Sm90FwdConfig)
         columns = 64 if padded(spec.head_dim) % 64 == 0 else 32
-        rows = {"q": _ROWS, "k": config.block_n, "v": config.block_n, "out": _ROWS}
+        rows = {"q": WARPGROUP_ROWS, "k": config.block_n, "v": config.block_n, "out": WARPGROUP_ROWS}
         return [TensorBox(tensor=name, rows=count, columns=columns) for name, count in rows.items()]
 
     def tiles(self, config: Config, problem: Problem) -> int:
         assert isinstance(config, Sm90FwdConfig)
-        return -(-problem.seqlen_q // (_ROWS * config.warpgroups)) * problem.batch * problem.num_heads
+        return -(-problem.seqlen_q // (WARPGROUP_ROWS * config.warpgroups)) * problem.batch * problem.num_heads
 
     def blocks(self, config: Config, problem: Problem, gpu: Gpu) -> int:
         assert isinstance(config, Sm90FwdConfig)
@@ -189,28 +196,9 @@ class Sm90Fwd(Family):
         assert isinstance(config, Sm90FwdConfig)
         return (_COUNTER_BYTES, _COUNTER_BYTES) if config.scheduler == "dynamic" else (0, 0)
 
-    def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
+    def own_estimate(self, config: Config, problem: Problem, gpu: Gpu) -> tuple[float, Bound]:
         assert isinstance(config, Sm90FwdConfig)
-        m, n = _ROWS * config.warpgroups, config.block_n
-        steps, longest = walk(problem, m, n)
-        line = 2 * padded(problem.head_dim)
-        return Work(
-            tiles=self.tiles(config, problem),
-            steps=steps,
-            longest=longest,
-            flops=2 * m * n * (-(-problem.head_dim // 16) * 16 + problem.head_dim),
-            flops_clock=tensor_flops_clock(gpu),
-            tensor=True,
-            exponentials=m * n,
-            alu=6 * m * n,
-            shared_bytes=config.warpgroups * (2 * n + _ROWS) * line,
-            step_bytes=2 * n * problem.head_dim * 2,
-            tile_bytes=m * problem.head_dim * 4,
-            stages=config.num_stages,
-            masked=masked(problem, m, n),
-            masked_alu=4 * m * n,
-            registers=_entry_registers(config),
-        )
+        return predict_seconds(config, problem, gpu)
 
 
 def padded(head_dim: int) -> int:

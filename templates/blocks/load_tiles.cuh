@@ -9,11 +9,11 @@ struct TensorMaps {
 };
 
 // Dynamic shared memory, from its start on.
-constexpr u32 kTileNumbersOffset = 512;  // behind the barriers
+constexpr u32 kTilesOffset = 512;  // behind the barriers: a Tile for each Q
 constexpr u32 kQOffset = 1024;
 constexpr u32 kKOffset = kQOffset + kQBuffers * kWarpgroups * kRowsBytes;
 constexpr u32 kVOffset = kKOffset + kNumStages * kKeysBytes;
-constexpr int kNoTile = -1;
+constexpr int kNoTile = -1;  // as row_begin: nothing is left
 
 // Named barriers.
 constexpr u32 kTurnBarrier = 1;                                // + warpgroup: its turn to issue products
@@ -22,7 +22,7 @@ constexpr u32 kWarpgroupBarrier = kTurnBarrier + kWarpgroups;  // + warpgroup: i
 struct Shared {
   char* memory;
   u32 smem;
-  Ring<kQBuffers> queries;  // with the number of the tile that they belong to
+  Ring<kQBuffers> queries;  // with the tile that they belong to
   Ring<kNumStages> keys;
   Ring<kNumStages> values;
 
@@ -39,8 +39,8 @@ struct Shared {
     values.init(4 * kWarpgroups);
     fence_mbarrier_init();
   }
-  __device__ __forceinline__ int& tile_number(int buffer) const {
-    return reinterpret_cast<int*>(memory + kTileNumbersOffset)[buffer];
+  __device__ __forceinline__ Tile& tile(int buffer) const {
+    return reinterpret_cast<Tile*>(memory + kTilesOffset)[buffer];
   }
   __device__ __forceinline__ u32 q_offset(int buffer, int warpgroup) const {
     return kQOffset + (buffer * kWarpgroups + warpgroup) * kRowsBytes;
@@ -117,10 +117,10 @@ __device__ __forceinline__ void load(const Shared& shared, const Params& params,
     v.advance();
   };
   // Q comes behind the first keys, because an earlier tile's O may still be in its place.
-  const auto begin_tile = [&](int number) {
+  const auto begin_tile = [&](int row_begin) {
     load_keys(0);
     shared.queries.acquire(q);
-    shared.tile_number(q.stage) = number;
+    shared.tile(q.stage) = {row_begin, tile.head, tile.head_kv, tile.batch};
     mbarrier_arrive_expect_tx(shared.queries.full(q), kWarpgroups * kRowsBytes);
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
@@ -132,11 +132,10 @@ __device__ __forceinline__ void load(const Shared& shared, const Params& params,
   };
 #pragma unroll 1
   while (next.current() < numbers.count()) {
-    const int number = static_cast<int>(next.current());
-    tile = numbers.tile(number);
+    tile = numbers.tile(static_cast<int>(next.current()));
     next.advance(params);  // early: a counter takes a while to answer
     const int key_blocks = tile_key_blocks(mask, tile.row_begin);
-    begin_tile(number);
+    begin_tile(tile.row_begin);
 #pragma unroll 1
     for (int block = 1; block < key_blocks; ++block) {  // V a block behind K, as it is needed later
       load_keys(block);

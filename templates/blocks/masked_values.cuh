@@ -16,12 +16,12 @@ struct HeadPointers {
 };
 
 __device__ __forceinline__ bool any_nonfinite(const Output& out) {
-  float zeros = 0.0f;
+  float zeros[4] = {};
 #pragma unroll
   for (int i = 0; i < kHeadDim / 2; ++i) {
-    zeros = fmaf(out[i], 0.0f, zeros);
+    zeros[i % 4] = fmaf(out[i], 0.0f, zeros[i % 4]);
   }
-  return __any_sync(0xffffffffu, zeros != 0.0f);
+  return __any_sync(0xffffffffu, (zeros[0] + zeros[1]) + (zeros[2] + zeros[3]) != 0.0f);
 }
 
 // Whether the values of keys [key_begin, key_end) hold an infinity or NaN. By a warp.
