@@ -116,17 +116,17 @@ class Sm90Fwd(Family):
         return None
 
     def default(self, spec: Spec, gpu: Gpu) -> Config:
-        """Two warpgroups, three for short rows; as many keys as there is room for beside two tiles of Q."""
-        warpgroups = 3 if spec.head_dim <= 64 else 2
-        block_n = 128 if spec.head_dim <= 128 else 96 if spec.head_dim <= 192 else 80
+        """Three warpgroups for short rows, else two; as many keys as leave room for two tiles of Q, where that pays."""
+        dim = spec.head_dim
         return Sm90FwdConfig(
-            warpgroups=warpgroups,
-            block_n=block_n,
+            warpgroups=3 if dim <= 64 else 2,
+            block_n=128 if dim <= 128 else 80 if dim <= 192 else 64,
             num_stages=2,
-            q_buffers=2 if spec.head_dim <= 128 else 1,
-            softmax="lazy",
-            ping_pong=warpgroups == 3,
-            scheduler="static",
+            q_buffers=2 if dim <= 192 else 1,
+            softmax="late",
+            early_columns=0 if dim <= 64 else 32,
+            ping_pong=dim <= 64,
+            scheduler="dynamic" if spec.causal else "static",
             heads_per_section=16 if spec.causal else 1,
             blocks_per_sm=1,
         )

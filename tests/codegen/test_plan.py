@@ -35,9 +35,9 @@ def test_params_packs_without_padding() -> None:
 
 def test_arguments_hold_strides_lengths_and_scale() -> None:
     strides = ((1, 2, 3), (4, 5, 6), (-7, 8, 0), (2**40, 11, 12))
-    plan = Plan(PROBLEM, FAMILY.default(PROBLEM.spec, GPU), GPU, (), num_splits=5)
+    plan = Plan(PROBLEM, FAMILY.default(PROBLEM.spec, GPU), GPU, (), num_splits=5, heads_per_section=4)
     packed = ARGUMENTS.unpack(pack_arguments(plan, strides, 0.5))
-    assert packed == (1, 2, 3, 4, 5, 6, -7, 8, 0, 2**40, 11, 12, 2, 100, 300, 6, 3, 5, 0.5)
+    assert packed == (1, 2, 3, 4, 5, 6, -7, 8, 0, 2**40, 11, 12, 2, 100, 300, 6, 3, 5, 4, 0.5)
 
 
 def test_plan_launches_one_block_per_tile() -> None:

@@ -128,7 +128,8 @@ def predicted(monkeypatch: pytest.MonkeyPatch) -> dict[Config, float]:
     class Estimate:
         seconds: float
 
-    monkeypatch.setattr(model, "predict", lambda problem, config, gpu: Estimate(seconds.get(config, 1e-3)))
+    for module in (model, lookup):
+        monkeypatch.setattr(module, "predict", lambda problem, config, gpu: Estimate(seconds.get(config, 1e-3)))
     return seconds
 
 
