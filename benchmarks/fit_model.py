@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from environment import environment
+from least_squares import least_squares
 from model_check import FITS, SWEEP, Fit, Row, Scores, estimates, group, read_sweep, score
 
 Vector = npt.NDArray[np.float64]
@@ -43,9 +44,6 @@ PULL = 0.02
 """Weight of the squared log-distance from the start."""
 SCREENED = 0.6
 """Weight of a screened row's residual."""
-NUDGE = 1e-3
-"""Of a logarithm, for derivatives by differences."""
-ROUNDS = 30
 DIGITS = 4
 
 
@@ -64,23 +62,7 @@ def fit(rows: list[Row]) -> Fit:
     def residuals(point: Vector) -> Vector:
         return np.concatenate([weight * (log_seconds(rows, made(point)) - measured), PULL**0.5 * (point - start)])
 
-    point, damping = start, 1e-2
-    now = residuals(point)
-    for _ in range(ROUNDS):
-        slope = np.stack([(residuals(point + NUDGE * axis) - now) / NUDGE for axis in np.eye(len(names))], axis=1)
-        square = slope.T @ slope
-        gain = 0.0
-        for _ in range(8):
-            step = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slope.T @ now)
-            tried = point + np.clip(step, -0.7, 0.7)
-            then = residuals(tried)
-            gain = 1 - float(then @ then) / float(now @ now)
-            if gain > 0:
-                point, now, damping = tried, then, max(damping / 5, 1e-6)
-                break
-            damping *= 4
-        if gain < 1e-5:
-            break
+    point = least_squares(residuals, start)
     return Fit.of({name: float(f"{value:.{DIGITS}g}") for name, value in zip(names, np.exp(point), strict=True)})
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from flashtune.codegen.family import Family, family
 from flashtune.codegen.gpu import Gpu
-from flashtune.codegen.model import predict
+from flashtune.codegen.model import default_config, predict
 from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.lookup import source_digest
 from flashtune.tuned_db.store import Store
@@ -122,7 +122,7 @@ def _target(
         for config, row in known(store, problem, gpu, unit=unit.uuid).items()
         if any(config in space.rank for space in spaces)  # what was legal once may not be now
     }
-    default = families[0].default_for(problem, gpu)
+    default = default_config(problem, gpu, families)
     return Target(problem, spaces, default, rows, starts(store, problem, gpu), seed)
 
 

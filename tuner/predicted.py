@@ -13,7 +13,7 @@ from itertools import zip_longest
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import Family, family
 from flashtune.codegen.gpu import Gpu
-from flashtune.codegen.model import FITTED_CAPABILITY, Estimate, predict, preference
+from flashtune.codegen.model import FITTED_CAPABILITY, Estimate, default_config, predict, preference
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.tuned_db.records import Prediction, new_id, now
 from flashtune.tuned_db.store import Store
@@ -44,7 +44,7 @@ class _Group:
 
     def __init__(self, problems: Sequence[Problem], gpu: Gpu, families: Sequence[Family]) -> None:
         self.problems = problems
-        self.defaults = {problem: families[0].default_for(problem, gpu) for problem in problems}
+        self.defaults = {problem: default_config(problem, gpu, families) for problem in problems}
         self.rejected: Counter[str] = Counter()
         self.built: dict[Config, Built] = {}
         scores: dict[Config, list[float]] = {}

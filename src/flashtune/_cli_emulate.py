@@ -44,14 +44,15 @@ def _run(
 
     from ._cli_show import changed_config
     from .codegen.emulator import emulate as run
-    from .codegen.family import family, supporting
+    from .codegen.family import family
     from .codegen.gpu import gpu_by_alias
+    from .codegen.model import default_config
     from .codegen.reference import rounded
     from .codegen.tolerance import attention_tolerances
 
     gpu = gpu_by_alias(gpu_name)
-    kind = family(family_name) if family_name is not None else supporting(problem.spec, gpu)[0]
-    config = changed_config(kind.default_for(problem, gpu), parameters)
+    kinds = None if family_name is None else [family(family_name)]
+    config = changed_config(default_config(problem, gpu, kinds), parameters)
     draw = np.random.default_rng(seed)
     q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
     kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)

@@ -114,10 +114,10 @@ def show_source(
     if family_name is None and parameters is None:
         config = find(problem, gpu, store_path=database).config
     else:
-        from .codegen.family import supporting
+        from .codegen.model import default_config
 
-        kind = family(family_name) if family_name is not None else supporting(problem.spec, gpu)[0]
-        config = changed_config(kind.default_for(problem, gpu), parameters)
+        kinds = None if family_name is None else [family(family_name)]
+        config = changed_config(default_config(problem, gpu, kinds), parameters)
     plan = family(config.family).plan(problem, config, gpu)
     click.echo(f"// {problem} on {gpu}: {config}")
     for kernel in plan.kernels:
