@@ -137,6 +137,13 @@ class Sm90Fwd(Family):
         assert isinstance(config, Sm90FwdConfig)
         if problem.seqlen_q <= WARPGROUP_ROWS:
             config = replace(config, warpgroups=1, ping_pong=False)
+        return self.fitted(config, problem, gpu)
+
+    def fitted(self, config: Config, problem: Problem, gpu: Gpu) -> Config:
+        """No counter, which costs each launch a memory to be zeroed, where every thread block has one tile at most."""
+        assert isinstance(config, Sm90FwdConfig)
+        if config.scheduler == "dynamic" and self.tiles(config, problem) <= config.blocks_per_sm * gpu.num_sms:
+            return replace(config, scheduler="static")
         return config
 
     def variants(self, config: Config, problem: Problem, gpu: Gpu) -> Sequence[Config]:
