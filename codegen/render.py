@@ -12,6 +12,7 @@ import jinja2
 
 from .config import Config
 from .problem import Spec
+from .template_cache import TemplateCache
 
 _CONTROL = re.compile(r"^\s*//%(?!%)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -38,7 +39,11 @@ class Source:
 
 
 class LineMarkingLoader(jinja2.BaseLoader):
-    """Puts a ``#line`` at the top of each file and behind each control line, which vanishes when rendered."""
+    """Puts a ``#line`` at the top of each file and behind each control line, which vanishes when rendered.
+
+    Files that end in .cuh are plain CUDA and come as one raw block: reading them token by token took most of the time
+    that a process needed for its first source.
+    """
 
     def __init__(self, inner: jinja2.BaseLoader) -> None:
         self.inner = inner
@@ -47,6 +52,9 @@ class LineMarkingLoader(jinja2.BaseLoader):
         self, environment: jinja2.Environment, template: str
     ) -> tuple[str, str | None, Callable[[], bool] | None]:
         text, path, fresh = self.inner.get_source(environment, template)
+        if template.endswith(".cuh"):
+            text = text if text.endswith("\n") else text + "\n"
+            return f'//%{{ raw }}%//#line 1 "templates/{template}"\n{text}//%{{ endraw }}%//', path, fresh
         marked = [f'#line 1 "templates/{template}"']
         for number, line in enumerate(text.splitlines(), start=1):
             marked.append(line)
@@ -63,6 +71,7 @@ def environment() -> jinja2.Environment:
     """The one Jinja environment: control lines are ``//%`` comments, undefined names raise."""
     return jinja2.Environment(
         loader=LineMarkingLoader(jinja2.PackageLoader("flashtune.templates", "")),
+        bytecode_cache=TemplateCache(),
         line_statement_prefix="//%",
         block_start_string="//%{",  # never written: "{%" and "{#" occur in PTX and C++
         block_end_string="}%//",

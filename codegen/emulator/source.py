@@ -72,7 +72,7 @@ def host_text(main: str, templates: Mapping[str, str], names: Mapping[str, objec
     """The template ``main`` rendered with ``names``, and what calls its kernel ``entry``."""
     inner = environment().loader
     assert inner is not None
-    jinja = environment().overlay(loader=_Replacing(templates, inner))
+    jinja = environment().overlay(loader=_Replacing(templates, inner), bytecode_cache=None)
     text = jinja.get_template(main).render(names)
     device, after = header("device.h"), header("entry.h")
     return f'#line 1 "emulator/device.h"\n{device}{text}#line 1 "emulator/entry.h"\n{after}{_ENTRY.format(entry=entry)}'
