@@ -62,7 +62,7 @@ def test_every_command_teaches_by_example(command: str) -> None:
         (["tune", "--gpu", "h100", *PROBLEM, "--heads-kv", "3"], "num_heads_kv=3"),
         (["explain", "--gpu", "h1000", *PROBLEM], "h1000"),
         (["source", "--gpu", "h100", *PROBLEM, "--config", "block_q=3"], "block_q"),
-        (["source", "--gpu", "h100", *PROBLEM, "--config", "block_n=3"], "block_n=3"),
+        (["source", "--gpu", "h100", *PROBLEM, "--config", "block_n=3"], "block_n='3' is not allowed"),
         (["list"], "there is no tuning database"),
         (["list", "--db", "/nowhere/at/all.db"], "/nowhere/at/all.db"),
         (["explain", "--gpu", "h100", *PROBLEM, "--db", "/nowhere/at/all.db"], "/nowhere/at/all.db"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from flashtune import _gpu_arrays, attention
-from flashtune._arrays import forget
+from flashtune._arrays import Facts, forget
+from flashtune._check import _is_aligned
 from flashtune.codegen.families.fma_fwd import FmaFwd
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Spec
@@ -71,10 +73,23 @@ def test_expanded_heads_and_batch(fakes: Any) -> None:
     same(attention(q, k, k), expected(q, k, k)[0])
 
 
-def test_reversed_rows(fakes: Any) -> None:
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_what_runs_backwards_is_not_for_tma(fakes: Any, axis: int) -> None:
+    """Rows start on 16 bytes all the same; no family that copies by TMA is asked."""
     q, k, v = inputs(fakes)
-    turned = [fakes.array(each.host[:, ::-1]) for each in (k, v)]
+    turned = [fakes.array(np.flip(each.host, axis)) for each in (k, v)]
     same(attention(q, *turned), expected(q, *turned)[0])
+    plan = fakes.layer.launches[-1].plan
+    assert (plan.problem.alignment, plan.kernels[0].boxes) == (2, ())
+    attention(q, k, v)
+    assert fakes.layer.launches[-1].plan.problem.alignment == 16
+
+
+@pytest.mark.parametrize(("stride", "aligned"), [(2**39 - 8, True), (2**39, False), (0, True), (-8, False), (4, False)])
+def test_strides_are_aligned_where_tma_takes_them(stride: int, aligned: bool) -> None:
+    facts = Facts("k", (2, 7, 2, 16), (stride, 32, 16, 1), "float16", 2, "cuda:0", 4096)
+    assert _is_aligned(facts) is aligned
+    assert _is_aligned(dataclasses.replace(facts, shape=(1, 7, 2, 16)))
 
 
 def test_alignment_follows_each_call(fakes: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from flashtune.codegen.config import Config
 from flashtune.codegen.families.fma_fwd import FmaFwdConfig
 from flashtune.codegen.families.sm80_fwd import Sm80FwdConfig
+from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
 from flashtune.codegen.family import family
 from flashtune.codegen.problem import Spec
 from flashtune.codegen.render import render_source
@@ -27,6 +28,20 @@ def sm80(**changes: object) -> Sm80FwdConfig:
         "blocks_per_sm": 1,
     }
     return Sm80FwdConfig.from_json(values | changes)
+
+
+def sm90(**changes: object) -> Sm90FwdConfig:
+    values: dict[str, object] = {
+        "warpgroups": 2,
+        "block_n": 128,
+        "num_stages": 2,
+        "q_buffers": 2,
+        "softmax": "lazy",
+        "ping_pong": False,
+        "scheduler": "static",
+        "blocks_per_sm": 1,
+    }
+    return Sm90FwdConfig.from_json(values | changes)
 
 
 def fma(**changes: object) -> FmaFwdConfig:
@@ -47,6 +62,27 @@ POINTS: dict[str, tuple[Spec, Config]] = {
     "sm80_fwd-bfloat16-d128-split-packed": (
         Spec(dtype="bfloat16", head_dim=128),
         sm80(block_m=16, num_warps=1, pack_heads=True, num_splits=0),
+    ),
+    "sm90_fwd-bfloat16-d128": (Spec(dtype="bfloat16", head_dim=128), sm90()),
+    "sm90_fwd-bfloat16-d128-causal-late": (
+        Spec(dtype="bfloat16", head_dim=128, causal=True),
+        sm90(softmax="late", early_columns=32, scheduler="dynamic"),
+    ),
+    "sm90_fwd-float16-d64-causal-ping-pong": (
+        Spec(dtype="float16", head_dim=64, causal=True),
+        sm90(warpgroups=3, ping_pong=True),
+    ),
+    "sm90_fwd-float16-d64-overlap": (
+        Spec(dtype="float16", head_dim=64),
+        sm90(early_columns=48, overlap_tiles=True, num_stages=3),
+    ),
+    "sm90_fwd-float16-d72-two-blocks": (
+        Spec(dtype="float16", head_dim=72),
+        sm90(warpgroups=1, block_n=80, q_buffers=1, scheduler="tile", blocks_per_sm=2),
+    ),
+    "sm90_fwd-bfloat16-d256-exact": (
+        Spec(dtype="bfloat16", head_dim=256),
+        sm90(block_n=80, q_buffers=1, softmax="exact"),
     ),
     "fma_fwd-float32-d64": (Spec(dtype="float32", head_dim=64), fma()),
     "fma_fwd-bfloat16-d128-causal": (Spec(dtype="bfloat16", head_dim=128, causal=True), fma()),

@@ -38,6 +38,16 @@ SM80: dict[str, object] = {
     "q_in_registers": True,
     "blocks_per_sm": 1,
 }
+SM90: dict[str, object] = {
+    "warpgroups": 1,
+    "block_n": 32,
+    "num_stages": 3,
+    "q_buffers": 1,
+    "softmax": "late",
+    "ping_pong": False,
+    "scheduler": "tile",
+    "blocks_per_sm": 1,
+}
 PLAIN: dict[str, object] = {
     "block_m": 16,
     "block_n": 16,
@@ -78,12 +88,16 @@ class Kernel:
 
 
 KERNELS = {
+    "sm90_fwd float16": Kernel("sm90_fwd", "float16", SM90),
+    "sm90_fwd bfloat16": Kernel("sm90_fwd", "bfloat16", SM90 | {"block_n": 48, "softmax": "lazy"}),
     "sm80_fwd float16": Kernel("sm80_fwd", "float16", SM80),
     "sm80_fwd bfloat16": Kernel("sm80_fwd", "bfloat16", PLAIN | {"rescale_threshold": 0}),
     "fma_fwd float32": Kernel("fma_fwd", "float32", FMA),
     "fma_fwd float16": Kernel("fma_fwd", "float16", FMA | {"share_kv": False, "threads_n": 16, "block_m": 16}),
 }
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+WITHOUT_TMA = {name: kernel for name, kernel in KERNELS.items() if kernel.family != "sm90_fwd"}
+every_kernel_without_tma = pytest.mark.parametrize("kernel", WITHOUT_TMA.values(), ids=WITHOUT_TMA)
 
 
 def full(seqlen: int, value: float, head_dim: int = 64, heads: int = 1, batch: int = 1) -> Array:
@@ -195,7 +209,7 @@ def test_each_query_sees_its_keys_and_no_more(kernel: Kernel, lengths: tuple[int
 
 # ---- Shapes ----
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("name", ["sm80_fwd float16", "fma_fwd float32"])
+@pytest.mark.parametrize("name", ["sm90_fwd float16", "sm80_fwd float16", "fma_fwd float32"])
 def test_the_last_column_of_every_head_dim_counts(name: str, head_dim: int) -> None:
     kernel = KERNELS[name]
     q, k = full(3, 0, head_dim), full(50, 0, head_dim)
@@ -268,13 +282,13 @@ def test_one_batch_entry_seen_as_three(kernel: Kernel) -> None:
     same_as_contiguous(kernel, q, np.broadcast_to(k[:1], shape), np.broadcast_to(v[:1], shape))
 
 
-@every_kernel
+@every_kernel_without_tma
 def test_keys_in_reverse_order(kernel: Kernel) -> None:
     q, k, v = random_inputs(kernel.dtype, 2, 5, 65, 2, 2)
     same_as_contiguous(kernel, q, k[:, ::-1], v[:, ::-1])
 
 
-@every_kernel
+@every_kernel_without_tma
 def test_rows_that_begin_anywhere(kernel: Kernel) -> None:
     """Rows of 33 elements, of which 32 are used; the first element too is only aligned to its own size."""
     q, k, v = random_inputs(kernel.dtype, 2, 19, 65, 4, 2)
@@ -298,7 +312,7 @@ def test_each_query_head_reads_its_head_of_keys(kernel: Kernel, ratio: int) -> N
     np.testing.assert_allclose(found.lse, math.log(3), rtol=3e-7)
 
 
-@pytest.mark.parametrize("name", ["sm80_fwd", "fma_fwd"])
+@pytest.mark.parametrize("name", ["sm90_fwd", "sm80_fwd", "fma_fwd"])
 def test_many_batch_entries_and_heads(name: str) -> None:
     """What stands in for batch times heads beyond 65535: the grid has one dimension, whatever they are."""
     problem = Problem(dtype="float16", head_dim=8, batch=67, seqlen_q=1, seqlen_k=2, num_heads=5, num_heads_kv=5)

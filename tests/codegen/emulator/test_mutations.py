@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from flashtune.codegen.emulator import emulate
 from flashtune.codegen.family import read_config
+from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.reference import rounded
 from flashtune.codegen.tolerance import Tolerance, attention_tolerances
@@ -43,6 +44,16 @@ SM80: dict[str, object] = {
     "q_in_registers": False,
     "blocks_per_sm": 1,
 }
+SM90: dict[str, object] = {
+    "warpgroups": 2,
+    "block_n": 32,
+    "num_stages": 2,
+    "q_buffers": 1,
+    "softmax": "lazy",
+    "ping_pong": False,
+    "scheduler": "static",
+    "blocks_per_sm": 1,
+}
 FMA: dict[str, object] = {
     "block_m": 16,
     "block_n": 16,
@@ -57,6 +68,9 @@ PROBLEM: dict[str, Any] = {
     "causal": True,
 }  # fmt: skip
 
+# Tiles of 128 rows, of which the last is not full, for two thread blocks. 180 rows see the first key.
+SM90_PROBLEM: dict[str, Any] = {"batch": 1, "seqlen_q": 210, "seqlen_k": 180, "num_heads": 2, "num_heads_kv": 1}
+
 REPORTS = {
     "race": r"no barrier orders the two",
     "in flight": r"while a copy to it is in flight",
@@ -66,6 +80,14 @@ REPORTS = {
     "gaps": r"wrote \d+ bytes between the elements of out",
     "wrong": r"^wrong: ",
     "diverges": r"diverges|have left the kernel|leaves the kernel",
+    "not waited for": r"This thread has not waited for its mbarrier|nobody has waited for the TMA loads",
+    "still to be read": r"while it is still to be read",
+    "deadlock": r"deadlock",
+    "bytes": r"bytes more than it was told to expect|completes while \d+ bytes of TMA loads are still",
+    "arrivals": r"arrives once more at the mbarrier",
+    "no proxy fence": r"no fence.proxy.async stands|there is no fence.mbarrier_init",
+    "no wgmma fence": r"with no wgmma.fence since",
+    "accumulator": r"(an accumulator|registers that are A) of a wgmma that has not been waited for",
 }
 """What :class:`EmulationError` says; "wrong" is a result beyond the tolerance. Which of two reports comes first may
 depend on the order of threads: ``shows = "race or in flight"``."""
@@ -105,6 +127,20 @@ def fma(
     return Setup(
         "fma_fwd", FMA | (config or {}), PROBLEM | {"dtype": "float32"} | problem, values, options or {}, spread
     )
+
+
+def sm90(
+    values: Callable[[Array, Array, Array], None] | None = None,
+    *,
+    config: dict[str, object] | None = None,
+    options: Mapping[str, Any] | None = None,
+    spread: bool = False,
+    **problem: Any,
+) -> Setup:
+    """On a chip of two SMs, so that thread blocks take several tiles."""
+    on_few = {"gpu": replace(gpu_by_alias("h200"), num_sms=2)}
+    whole = PROBLEM | SM90_PROBLEM | problem
+    return Setup("sm90_fwd", SM90 | (config or {}), whole, values, on_few | dict(options or {}), spread)
 
 
 def growing(q: Array, k: Array, v: Array) -> None:
@@ -148,6 +184,9 @@ SPREAD = {"out_strides": (30000, 224, 56, 1)}
 SPLIT: dict[str, Any] = {"config": {"num_splits": 4}, "seqlen_k": 78}
 PACKED: dict[str, object] = {"pack_heads": True}
 ONE_WARP: dict[str, object] = {"block_m": 16, "num_warps": 1}
+TWO_Q: dict[str, object] = {"q_buffers": 2}
+OVERLAP: dict[str, object] = {"q_buffers": 2, "overlap_tiles": True}
+LATE: dict[str, object] = {"softmax": "late", "block_n": 64, "early_columns": 32}
 
 SETUPS = {
     "base": sm80(),
@@ -199,6 +238,32 @@ SETUPS = {
     "head dim 16": sm80(head_dim=16),
     "head dim 24": sm80(head_dim=24),
     "head dim 40": sm80(head_dim=40),
+    "sm90": sm90(),
+    "sm90, not causal": sm90(causal=False),
+    "sm90, three stages": sm90(config={"num_stages": 3}),
+    "sm90, two Q": sm90(config=TWO_Q),
+    "sm90, overlap": sm90(config=OVERLAP),
+    "sm90, turns": sm90(config={"ping_pong": True}),
+    "sm90, turns, overlap": sm90(config={"ping_pong": True, "warpgroups": 3} | OVERLAP),
+    "sm90, dynamic": sm90(config={"scheduler": "dynamic"}),
+    "sm90, sections": sm90(config={"heads_per_section": 2, "warpgroups": 1}, num_heads=3, num_heads_kv=3),
+    "sm90, groups": sm90(batch=2, num_heads=4, num_heads_kv=2),
+    "sm90, growing scores": sm90(growing, causal=False),
+    "sm90, exact, growing scores": sm90(growing, config={"softmax": "exact"}, causal=False),
+    "sm90, late, growing scores": sm90(growing, config=LATE, causal=False),
+    "sm90, scores that grow far": sm90(growing_far, causal=False),
+    "sm90, wide blocks": sm90(config={"block_n": 64}),
+    "sm90, very wide blocks": sm90(config={"block_n": 160}, seqlen_k=300),
+    "sm90, few keys": sm90(seqlen_k=20),
+    "sm90, empty rows": sm90(seqlen_q=130, seqlen_k=180),
+    "sm90, head dim 72": sm90(head_dim=72),
+    "sm90, head dim 128": sm90(head_dim=128),
+    "sm90, no LSE": sm90(options={"want_lse": False}),
+    "sm90, strides": sm90(nonfinite, options={"out_strides": (60000, 224, 56, 1)}, spread=True, batch=2),
+    "sm90, NaN behind the mask": sm90(nonfinite),
+    "sm90, negative scale": sm90(
+        nonfinite, config={"scheduler": "tile"}, options=NEGATIVE, dtype="bfloat16"
+    ),  # weights of float16 come to 0, and 0 times an infinity to NaN
     "fma": fma(),
     "fma, float16": fma(dtype="float16"),
     "fma, shared K and V": fma(config={"share_kv": True}),
@@ -250,7 +315,7 @@ def read_mutations(*names: str) -> dict[str, Mutation]:
     return found
 
 
-CAUGHT = read_mutations("sm80_fwd", "blocks", "lib", "fma_fwd")
+CAUGHT = read_mutations("sm90_fwd", "sm80_fwd", "blocks", "lib", "fma_fwd")
 NOT_CAUGHT = read_mutations("not_caught")
 
 

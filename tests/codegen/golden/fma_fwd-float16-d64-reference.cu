@@ -34,7 +34,7 @@ __device__ __forceinline__ float negative_infinity() {
 // q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
 // elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
 // workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
-// the keys of one tile of queries.
+// the keys of one tile of queries; heads_per_section: heads whose tiles are listed together, where blocks take several.
 struct Params {
   const void* q;
   const void* k;
@@ -60,6 +60,7 @@ struct Params {
   int num_heads;
   int num_heads_kv;
   int num_splits;
+  int heads_per_section;
   float scale;
 };
 // One function per PTX instruction that the templates use. Inline asm stands here and nowhere else, so that a host

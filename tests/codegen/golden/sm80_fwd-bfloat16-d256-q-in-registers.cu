@@ -168,7 +168,7 @@ __device__ __forceinline__ float from_float<float>(float x) {
 // q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
 // elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
 // workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
-// the keys of one tile of queries.
+// the keys of one tile of queries; heads_per_section: heads whose tiles are listed together, where blocks take several.
 struct Params {
   const void* q;
   const void* k;
@@ -194,6 +194,7 @@ struct Params {
   int num_heads;
   int num_heads_kv;
   int num_splits;
+  int heads_per_section;
   float scale;
 };
 // Tiles of 16-bit elements in shared memory, moved in chunks of 16 bytes (8 elements). Needs types.cuh, ptx.cuh.
