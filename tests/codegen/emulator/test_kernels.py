@@ -1,4 +1,4 @@
-"""The kernels of both families on the CPU, against float64 and against values known by hand."""
+"""Kernels on the CPU, against float64 and against values known by hand."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_out_and_lse_agree_with_float64(config: Config, problem: Problem) -> Non
     compare(problem, config, *random_inputs(problem))
 
 
-@pytest.mark.parametrize("name", ["sm80_fwd", "fma_fwd"])
+@pytest.mark.parametrize("name", ["sm90_fwd", "sm80_fwd", "fma_fwd"])
 @pytest.mark.parametrize("head_dim", [16, 56, 80, 96, 112])
 def test_defaults_at_other_head_dims(name: str, head_dim: int) -> None:
     problem = problem_of("bfloat16", 67, 131, head_dim, causal=True)
