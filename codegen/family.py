@@ -42,6 +42,8 @@ class Family(ABC):
     """One kernel family. Its stem names the template, the rules, the tests and the goldens."""
 
     name: str
+    last_resort: bool = False
+    """Whether it is for what no other family serves."""
     config_type: type[Config]
     entry: str
     """Name of the kernel's ``extern "C"`` function."""
@@ -194,7 +196,7 @@ def _kind(reason: str) -> str:
 
 
 def families() -> dict[str, Family]:
-    """Every family by name; the first that supports a problem is preferred where nothing is tuned."""
+    """Every family by name."""
     from .families import FAMILIES
 
     return FAMILIES

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections import deque
 from types import TracebackType
 from typing import Any
@@ -26,8 +27,8 @@ from .tensor_map import MAP_BYTES
 
 pack_pointers = POINTERS.pack_into
 
-KEPT_MAPS = 1024
-"""Sets of tensor maps that a bound plan keeps, 128 bytes a map."""
+KEPT_MAPS = 64
+"""Sets of tensor maps that a bound plan keeps, four of 128 bytes each: enough for what a loop rotates through."""
 _MAP_ALIGNMENT = 64
 
 
@@ -72,30 +73,25 @@ class _Maps:
     """The tensor maps of a kernel for the addresses of (q, k, v, out). Kept: encoding takes microseconds, and callers'
     addresses come again."""
 
-    __slots__ = ("boxes", "problem", "sets", "singles", "strides")
+    __slots__ = ("boxes", "lock", "problem", "sets", "strides")
 
     def __init__(self, boxes: tuple[TensorBox, ...], problem: Problem, strides: tuple[Strides, ...]) -> None:
         self.boxes = boxes
         self.problem = problem
         self.strides = strides
         self.sets: dict[tuple[int, ...], bytes] = {}
-        self.singles: dict[tuple[TensorBox, int], bytes] = {}
+        self.lock = threading.Lock()
 
     def encode(self, addresses: tuple[int, ...]) -> bytes:
-        """All maps, one behind the other. An empty tensor has no address and is never read: any will do."""
-        found = b"".join(self._single(box, addresses[TENSORS.index(box.tensor)] or addresses[0]) for box in self.boxes)
-        while len(self.sets) >= KEPT_MAPS:
-            self.sets.pop(next(iter(self.sets)), None)
-        self.sets[addresses] = found
-        return found
-
-    def _single(self, box: TensorBox, address: int) -> bytes:
-        key = box, address
-        found = self.singles.get(key)
-        if found is None:
-            while len(self.singles) >= KEPT_MAPS:
-                self.singles.pop(next(iter(self.singles)), None)
-            found = self.singles[key] = describe_map(box, self.problem, self.strides, address).encode()
+        """All maps, one behind the other."""
+        found = b"".join(
+            describe_map(box, self.problem, self.strides, addresses[TENSORS.index(box.tensor)]).encode()
+            for box in self.boxes
+        )
+        with self.lock:  # readers take none: a dict gives them the set or none
+            while len(self.sets) >= KEPT_MAPS:
+                del self.sets[next(iter(self.sets))]
+            self.sets[addresses] = found
         return found
 
 

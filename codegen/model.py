@@ -162,10 +162,11 @@ def default_config(problem: Problem, gpu: Gpu, families: Sequence[Family] | None
     """
     kinds = families or supporting(problem.spec, gpu)
     found = [(each, each.default_for(problem, gpu)) for each in kinds]
-    fit = [config for each, config in found if each.unfit(config, problem, gpu) is None]
+    fit = [(each, config) for each, config in found if each.unfit(config, problem, gpu) is None]
     if not fit:  # sizes that nothing takes: the plan says why
         return found[-1][1]
-    return min(fit, key=lambda config: predict(problem, config, gpu).seconds)
+    first = [config for each, config in fit if not each.last_resort]
+    return min(first or [config for _, config in fit], key=lambda config: predict(problem, config, gpu).seconds)
 
 
 def preference(estimate: Estimate, spill_bytes: int) -> float:

@@ -130,7 +130,7 @@ def describe_map(box: TensorBox, problem: Problem, strides: tuple[Strides, ...],
     batch, row, head = strides[TENSORS.index(box.tensor)]
     of_keys = box.tensor in ("k", "v")
     length, heads = (problem.seqlen_k, problem.num_heads_kv) if of_keys else (problem.seqlen_q, problem.num_heads)
-    counts = (max(1, length), heads, problem.batch)
+    counts = (length, heads, problem.batch)
     # The stride of a dimension of 1 is anything; TMA wants it legal all the same.
     steps = [
         ALIGNMENT if count == 1 else item * stride for count, stride in zip(counts, (row, head, batch), strict=True)

@@ -1,13 +1,15 @@
 """Templates as Python code on disk: a process's first source takes a few milliseconds instead of some tens.
 
-Files are of this user's cache directory alone, as cubins are. One that is damaged, foreign or of another Python or
-Jinja is none, and one that can't be written is not missed.
+They are code, so only what this user alone can write is read. A file that is damaged or of another Python or Jinja
+is none, and one that can't be written is not missed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -27,7 +29,10 @@ class TemplateCache(jinja2.BytecodeCache):
 
     def load_bytecode(self, bucket: Bucket) -> None:
         try:
-            content = _path(bucket).read_bytes()
+            path = _path(bucket)
+            if not (_ours(path.parent) and _ours(path)):
+                return
+            content = path.read_bytes()
         except (OSError, InvalidInput):
             return
         checksum, _, code = content.partition(b"\n")
@@ -43,4 +48,15 @@ class TemplateCache(jinja2.BytecodeCache):
 
 
 def _path(bucket: Bucket) -> Path:
-    return settings.cache_dir() / "templates" / f"{bucket.key}-{_MADE_BY}"
+    of = bucket.environment
+    syntax = of.block_start_string, of.block_end_string, of.line_statement_prefix, of.line_comment_prefix
+    options = hashlib.sha256(repr((*syntax, of.keep_trailing_newline)).encode()).hexdigest()[:8]
+    return settings.cache_dir() / "templates" / f"{bucket.key}-{options}-{_MADE_BY}"
+
+
+def _ours(path: Path) -> bool:
+    """Whether nobody but this user can have written ``path``. Windows keeps a user's directories apart by itself."""
+    if not hasattr(os, "geteuid"):
+        return True
+    found = path.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -1,4 +1,4 @@
-"""The kernel families, preferred first."""
+"""The kernel families, the most specialised first."""
 
 from __future__ import annotations
 

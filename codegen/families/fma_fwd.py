@@ -85,6 +85,7 @@ class FmaFwdConfig(Config):
 
 class FmaFwd(Family):
     name = "fma_fwd"
+    last_resort = True
     config_type = FmaFwdConfig
     entry = "fma_fwd"
 

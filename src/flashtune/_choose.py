@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from flashtune.codegen.config import Config
-from flashtune.codegen.family import family
+from flashtune.codegen.family import family, supporting
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import default_config
 from flashtune.codegen.plan import Plan
@@ -41,20 +41,24 @@ def chosen_plan(problem: Problem, gpu: Gpu) -> Plan:
 def plan_for(problem: Problem, gpu: Gpu, config: Config | None, load: Callable[[Plan], T]) -> T:
     """What ``load`` makes of the plan for a call.
 
-    A tuned config that can't be used here gives way to the default with one warning per process: tuning data never
-    breaks a call. A config that the caller gave is used or refused.
+    A tuned config that can't be used here gives way to the default, and a default to that of the next family, with one
+    warning per process: tuning data never breaks a call. A config that the caller gave is used or refused.
     """
     if config is not None:
         return load(explicit_plan(problem, gpu, config))
     choice = find(problem, gpu)
-    try:
-        return load(family(choice.family).plan(problem, choice.config, gpu))
-    except (IllegalConfig, CompileError, LaunchError) as error:
-        default = default_plan(problem, gpu)
-        if choice.config == default.config:
-            raise
-        _warn_once(f"{choice.config} can't be used for {problem} on {gpu}, the default {default.config} is: {error}")
-        return load(default)
+    wanted = choice.config
+    kinds = supporting(problem.spec, gpu)
+    while True:
+        try:
+            return load(family(wanted.family).plan(problem, wanted, gpu))
+        except (IllegalConfig, CompileError, LaunchError) as error:
+            if wanted == default_config(problem, gpu, kinds):  # then the next family's
+                kinds = [each for each in kinds if each.name != wanted.family]
+            if not kinds:
+                raise
+            failed, wanted = wanted, default_config(problem, gpu, kinds)
+            _warn_once(f"{failed} can't be used for {problem} on {gpu}, the default {wanted} is: {error}")
 
 
 _warned = False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command()
 @problem_options
 @click.option("--gpu", default="h200", show_default=True, help="GPU whose limits the config must keep; none is used.")
-@click.option("--family", help="Kernel family. [default: the first that serves the problem]")
+@click.option("--family", help="Kernel family. [default: the fastest by prediction]")
 @click.option("--config", "parameters", help="Parameters that differ from the family's default: block_m=64,num_warps=4")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Of inputs and thread order. [default: random]")
 @click.option("--timeout", type=click.IntRange(1, 86400), default=600, show_default=True, help="Seconds.")
@@ -42,17 +42,14 @@ def _run(
 ) -> None:
     import numpy as np
 
-    from ._cli_show import changed_config
+    from ._cli_show import asked_config
     from .codegen.emulator import emulate as run
-    from .codegen.family import family
     from .codegen.gpu import gpu_by_alias
-    from .codegen.model import default_config
     from .codegen.reference import rounded
     from .codegen.tolerance import attention_tolerances
 
     gpu = gpu_by_alias(gpu_name)
-    kinds = None if family_name is None else [family(family_name)]
-    config = changed_config(default_config(problem, gpu, kinds), parameters)
+    config = asked_config(problem, gpu, family_name, parameters)
     draw = np.random.default_rng(seed)
     q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
     kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)

@@ -114,10 +114,7 @@ def show_source(
     if family_name is None and parameters is None:
         config = find(problem, gpu, store_path=database).config
     else:
-        from .codegen.model import default_config
-
-        kinds = None if family_name is None else [family(family_name)]
-        config = changed_config(default_config(problem, gpu, kinds), parameters)
+        config = asked_config(problem, gpu, family_name, parameters)
     plan = family(config.family).plan(problem, config, gpu)
     click.echo(f"// {problem} on {gpu}: {config}")
     for kernel in plan.kernels:
@@ -175,6 +172,22 @@ def _nvrtc() -> str:
         return nvrtc_version()
     except FlashtuneError as error:
         return str(error)
+
+
+def asked_config(problem: Problem, gpu: Gpu, family_name: str | None, text: str | None) -> Config:
+    """The default with the parameters that ``text`` gives; without a family, that of one that has all of them."""
+    from .codegen.family import family, supporting
+    from .codegen.model import default_config
+
+    if family_name is not None:
+        return changed_config(default_config(problem, gpu, [family(family_name)]), text)
+    names = {part.partition("=")[0].strip() for part in filter(None, (text or "").split(","))}
+    kinds = [
+        each
+        for each in supporting(problem.spec, gpu)
+        if names <= {parameter.name for parameter in each.config_type.parameters()}
+    ]
+    return changed_config(default_config(problem, gpu, kinds), text)
 
 
 def changed_config(config: Config, text: str | None) -> Config:

@@ -39,7 +39,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="FLASHTUNE_CACHE_DIR",
         type="path",
-        meaning="Directory of compiled kernels and of sources that failed to compile. Safe to delete.",
+        meaning="Directory of compiled kernels and templates, and of sources that failed to compile. Safe to delete. "
+        "What is in it runs: let nobody else write to it.",
         default="The user's cache directory ($XDG_CACHE_HOME/flashtune or ~/.cache/flashtune)",
     ),
 )

@@ -53,6 +53,8 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+constexpr float kLargestExcess = 64.0f;  // powers of 2 by which a score may be above its row's reference
+
 // Rows of a warp, one after the other, into the staged output. The weight of a key is 2^((sign q k - m) c).
 __device__ __forceinline__ void compute_rows_again(char* out_tile, const RowSoftmax& softmax, const Params& params,
                                                    const Mask& mask, const Work& work, float sign, float scale_log2) {
@@ -67,28 +69,35 @@ __device__ __forceinline__ void compute_rows_again(char* out_tile, const RowSoft
     const int holder = index % 8 * 4;  // the lane that has what belongs to the row
     const float reference =
         __shfl_sync(0xffffffffu, finite_reference(upper ? softmax.reference[0] : softmax.reference[1]), holder);
-    const float normaliser = __shfl_sync(0xffffffffu, upper ? softmax.normaliser(0) : softmax.normaliser(1), holder);
     float sums[kColumns] = {};
+    float total = 0.0f;  // of these weights: those of wgmma's scores differ in the last places
+    bool decided = false;
 #pragma unroll 1
-    for (int key = 0; key < mask.key_end(query + 1); ++key) {
+    for (int key = 0; key < mask.key_end(query + 1) && !decided; ++key) {
       float score = 0.0f;
 #pragma unroll 1
       for (int column = lane(); column < kHeadDim; column += 32) {
         score = fmaf(to_float(Element{head.q[query * params.q_stride_row + column]}),
                      to_float(Element{head.k[key * params.k_stride_row + column]}), score);
       }
-      const float weight = exp2_approx((sign * warp_sum(score) - reference) * scale_log2);
+      const float above = (sign * warp_sum(score) - reference) * scale_log2;
+      const float weight = exp2_approx(above > kLargestExcess ? kLargestExcess : above);  // NaN stays
+      total += weight;
+      bool open = false;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
         const int column = min(lane() + 32 * i, kHeadDim - 1);
         sums[i] = fmaf(weight, to_float(Element{head.v[key * params.v_stride_row + column]}), sums[i]);
+        open = open || sums[i] == sums[i];
       }
+      decided = !__any_sync(0xffffffffu, open);  // NaN in all columns, whatever comes
     }
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int column = lane() + 32 * i;
       if (column < kHeadDim) {
-        *reinterpret_cast<Element*>(out_tile + element_offset(row, column)) = from_float<Element>(sums[i] * normaliser);
+        *reinterpret_cast<Element*>(out_tile + element_offset(row, column)) =
+            from_float<Element>(total == 0.0f ? 0.0f : sums[i] / total);
       }
     }
   }
