@@ -138,6 +138,14 @@ def test_source_prints_the_kernel_of_the_given_config() -> None:
     assert "#line" in call(*arguments, "--lines").output
 
 
+@pytest.mark.parametrize(
+    ("parameters", "kernel"), [("block_m=64,block_n=32", "sm80_fwd"), ("warpgroups=1,block_n=64", "sm90_fwd")]
+)
+def test_without_a_family_parameters_say_which_has_them(parameters: str, kernel: str) -> None:
+    long = ["--head-dim", "64", "--batch", "8", "--seqlen", "4096", "--heads", "16"]
+    assert f"{kernel}(const" in call("source", "--gpu", "h200", *long, "--config", parameters).output
+
+
 def test_info_shows_versions_paths_and_settings(tmp_path: Path) -> None:
     output = call("info").output
     assert str(tmp_path / "tuned.db") in output

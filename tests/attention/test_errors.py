@@ -227,10 +227,11 @@ def test_out_beside_an_input_is_fine(fakes: Any) -> None:
     assert len(fakes.layer.launches) == 2
 
 
-def test_a_kernel_that_can_not_be_built(fakes: Any) -> None:
+def test_a_kernel_that_can_not_be_built(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flashtune._choose._warned", False)
     fakes.layer.failure = CompileError("no")
     q = fakes.random(1, 4, 2, 16)
-    with pytest.raises(CompileError, match="no"):
+    with pytest.warns(RuntimeWarning, match="can't be used"), pytest.raises(CompileError, match="no"):
         attention(q, q, q)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import jinja2
@@ -55,3 +56,15 @@ def test_a_flipped_bit_is_found(folder: Path) -> None:
 def test_a_cache_that_cant_be_written_is_not_missed(tmp_path: Path, folder: Path) -> None:
     folder.write_text("a file where the directory should be")
     assert rendered() == "1 and more"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows keeps a user's directories apart by itself")
+@pytest.mark.parametrize("of", ["file", "folder"])
+def test_what_others_could_have_written_is_not_read(folder: Path, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered()
+    (path,) = folder.iterdir()
+    (path if of == "file" else folder).chmod(0o777)
+    read: list[str] = []
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self.name) or b"")
+    assert rendered() == "1 and more"
+    assert not read

@@ -1,0 +1,51 @@
+"""What a call launches where its first choice can't be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashtune._choose import plan_for
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.plan import Plan
+from flashtune.codegen.problem import Problem
+from flashtune.errors import CompileError
+
+LONG = Problem(dtype="bfloat16", head_dim=128, batch=4, seqlen_q=4096, seqlen_k=4096, num_heads=16, num_heads_kv=16)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("flashtune._choose._warned", False)
+    monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "none.db"))
+
+
+def loaded_unless(*families: str) -> list[str]:
+    """Families in the order in which they were tried."""
+    tried: list[str] = []
+
+    def load(plan: Plan) -> Plan:
+        tried.append(plan.family)
+        if plan.family in families:
+            raise CompileError(f"{plan.family} is broken")
+        return plan
+
+    plan_for(LONG, gpu_by_alias("h200"), None, load)
+    return tried
+
+
+def test_a_tuned_config_is_launched() -> None:
+    assert loaded_unless() == ["sm90_fwd"]
+
+
+def test_the_next_family_serves_where_one_is_broken() -> None:
+    with pytest.warns(RuntimeWarning, match="sm90_fwd is broken"):
+        *broken, last = loaded_unless("sm90_fwd")
+    assert set(broken) == {"sm90_fwd"}
+    assert last == "sm80_fwd"
+
+
+def test_the_last_error_is_told_where_all_are() -> None:
+    with pytest.warns(RuntimeWarning), pytest.raises(CompileError, match="fma_fwd is broken"):
+        loaded_unless("sm90_fwd", "sm80_fwd", "fma_fwd")

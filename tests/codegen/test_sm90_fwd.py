@@ -1,0 +1,466 @@
+"""Rules of sm90_fwd: what it refuses and why, what its tensor maps are, and that what it promises compiles."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashtune.codegen.compile import Compiled, compile_source
+from flashtune.codegen.families.sm90_fwd import Sm90Fwd, Sm90FwdConfig
+from flashtune.codegen.family import register_cap
+from flashtune.codegen.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu_table import GPUS
+from flashtune.codegen.model import default_config
+from flashtune.codegen.plan import Strides, TensorBox, describe_map
+from flashtune.codegen.problem import Problem, Spec
+from flashtune.codegen.render import Source, render_source
+from flashtune.errors import IllegalConfig, InvalidInput, UnsupportedProblem
+
+FAMILY = Sm90Fwd()
+H200 = gpu_by_alias("h200")
+HOPPER = [name for name, each in GPUS.items() if each.capability == (9, 0)]
+SPEC = Spec(dtype="bfloat16", head_dim=128)
+HEAD_DIMS = range(8, 257, 8)
+SPILL_LIMIT = 256
+"""Bytes, stores and loads, that wide heads may spill outside of the loops."""
+SAMPLES = 24
+NVDISASM = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "nvdisasm")
+
+
+def config(**changes: object) -> Sm90FwdConfig:
+    values: dict[str, object] = {
+        "warpgroups": 2,
+        "block_n": 128,
+        "num_stages": 2,
+        "q_buffers": 2,
+        "softmax": "lazy",
+        "ping_pong": False,
+        "scheduler": "static",
+        "blocks_per_sm": 1,
+    }
+    return Sm90FwdConfig.from_json(values | changes)
+
+
+def problem(seqlen_q: int, seqlen_k: int, **changes: object) -> Problem:
+    values: dict[str, object] = {
+        "dtype": "float16",
+        "head_dim": 128,
+        "batch": 2,
+        "seqlen_q": seqlen_q,
+        "seqlen_k": seqlen_k,
+        "num_heads": 8,
+        "num_heads_kv": 4,
+    }
+    return Problem(**(values | changes))  # type: ignore[arg-type]
+
+
+def source(spec: Spec, chosen: Sm90FwdConfig) -> Source:
+    return render_source(FAMILY.name, spec, chosen, FAMILY.names(chosen, spec))
+
+
+def default(spec: Spec, gpu: Gpu = H200) -> Sm90FwdConfig:
+    found = FAMILY.default(spec, gpu)
+    assert isinstance(found, Sm90FwdConfig)
+    return found
+
+
+# ---- What is refused ----
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpu", "reason"),
+    [
+        (SPEC, "a100", "needs compute capability 9.0, a100-sxm-80gb has 8.0"),
+        (SPEC, "b200", "needs compute capability 9.0, b200 has 10.0"),
+        (Spec(dtype="float32", head_dim=64), "h200", "dtype=float32 is not supported. Supported: float16, bfloat16"),
+        (
+            Spec(dtype="float16", head_dim=260),
+            "h200",
+            "head_dim=260 is not supported. Supported: multiples of 8 from 8 to 256",
+        ),
+        (Spec(dtype="float16", head_dim=264), "h200", "head_dim=264 is not supported"),
+        (Spec(dtype="float16", head_dim=4), "h200", "head_dim=4 is not supported"),
+        (Spec(dtype="float16", head_dim=64, out_dtype="float32"), "h200", "the output has the dtype of the inputs"),
+        (Spec(dtype="float16", head_dim=64, alignment=2), "h200", "alignment=2 is not supported: TMA copies rows"),
+    ],
+)
+def test_unsupported_says_why(spec: Spec, gpu: str, reason: str) -> None:
+    assert reason in str(FAMILY.unsupported(spec, gpu_by_alias(gpu)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "head_dim", "reason"),
+    [
+        ({"warpgroups": 2, "blocks_per_sm": 2}, 64, "blocks_per_sm=2 leaves too few registers for warpgroups=2"),
+        (
+            {"warpgroups": 3, "block_n": 208},
+            64,
+            "a product needs about 134 registers per thread, the kernel starts with 128",
+        ),
+        (
+            {"warpgroups": 3, "block_n": 32},
+            256,
+            "a product needs about 158 registers per thread, the kernel starts with 128",
+        ),
+        ({"early_columns": 80}, 128, "early_columns=80 is for softmax=lazy or late, and at most half of block_n"),
+        (
+            {"early_columns": 32, "softmax": "exact"},
+            128,
+            "early_columns=32 is for softmax=lazy or late, and at most half of block_n",
+        ),
+        ({"warpgroups": 1, "ping_pong": True}, 128, "ping_pong=true needs two warpgroups that take turns"),
+        ({"scheduler": "tile"}, 128, "q_buffers=2 is of no use with scheduler=tile: a thread block has one tile"),
+        (
+            {"overlap_tiles": True, "q_buffers": 1},
+            128,
+            "overlap_tiles=true needs q_buffers=2: the next Q comes before the last O leaves",
+        ),
+        ({"num_stages": 4}, 128, "needs 328704 B of shared memory, h200 has 232448 B"),
+        (
+            {"warpgroups": 1, "blocks_per_sm": 2, "num_stages": 3},
+            128,
+            "blocks_per_sm=2 do not fit the shared memory of h200",
+        ),
+        ({"block_n": 256}, 64, "needs about 256 registers per thread that computes, 240 are left"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_illegal_says_why(changes: dict[str, object], head_dim: int, reason: str) -> None:
+    assert FAMILY.illegal(config(**changes), replace(SPEC, head_dim=head_dim), H200) == reason
+
+
+def test_a_value_outside_the_choices_names_them() -> None:
+    with pytest.raises(InvalidInput, match=r"block_n=72 is not allowed. Allowed: 32, 48, 64, 80, 96, 112, 128, 144"):
+        config(block_n=72)
+    with pytest.raises(InvalidInput, match=r"softmax='eager' is not allowed. Allowed: exact, lazy, late"):
+        config(softmax="eager")
+
+
+def test_no_keys_are_left_to_others() -> None:
+    with pytest.raises(IllegalConfig, match="seqlen_k=0 leaves nothing that TMA could copy"):
+        FAMILY.plan(problem(100, 0), config(), H200)
+    assert default_config(problem(100, 0), H200).family != FAMILY.name
+
+
+def test_more_tiles_than_a_launch_takes_are_refused_whatever_the_grid() -> None:
+    huge = problem(2**20, 1, head_dim=8, batch=2**20, num_heads=1024, num_heads_kv=1)
+    with pytest.raises(UnsupportedProblem, match="a launch takes at most 2147483647"):
+        FAMILY.plan(huge, config(), H200)
+
+
+# ---- What is legal ----
+
+
+@pytest.mark.parametrize("gpu", HOPPER)
+def test_default_is_legal_for_every_head_dim(gpu: str) -> None:
+    for head_dim in HEAD_DIMS:
+        for causal in (False, True):
+            spec = Spec(dtype="float16", head_dim=head_dim, causal=causal)
+            assert FAMILY.illegal(default(spec, GPUS[gpu]), spec, GPUS[gpu]) is None, spec
+
+
+@pytest.mark.parametrize("gpu", HOPPER)
+def test_default_is_legal_whatever_the_lengths(gpu: str) -> None:
+    for head_dim in HEAD_DIMS:
+        for seqlen_q in (1, 64, 65, 5000):
+            asked = problem(seqlen_q, 300, head_dim=head_dim, causal=True)
+            FAMILY.plan(asked, FAMILY.default_for(asked, GPUS[gpu]), GPUS[gpu])
+
+
+def test_few_queries_take_one_warpgroup() -> None:
+    few, many = (FAMILY.default_for(problem(each, 4096), H200) for each in (64, 65))
+    assert isinstance(few, Sm90FwdConfig)
+    assert isinstance(many, Sm90FwdConfig)
+    assert (few.warpgroups, few.ping_pong) == (1, False)
+    assert many.warpgroups > 1
+
+
+def test_a_counter_is_left_out_where_each_block_has_one_tile() -> None:
+    dynamic = config(scheduler="dynamic")
+    small = replace(H200, num_sms=16)
+    for seqlen_q, scheduler in ((128, "static"), (129, "dynamic")):  # 16 heads
+        asked = problem(seqlen_q, 4096, causal=True)
+        assert FAMILY.fitted(dynamic, asked, small) == replace(dynamic, scheduler=scheduler)
+        chosen = FAMILY.default_for(replace(asked, batch=1000), small)
+        assert chosen.to_json()["scheduler"] == "dynamic"
+    assert FAMILY.fitted(config(scheduler="tile", q_buffers=1), problem(128, 9), small).to_json()["scheduler"] == "tile"
+
+
+def test_enumeration_is_legal_distinct_and_counts_the_rest() -> None:
+    legal, reasons = FAMILY.enumerate(SPEC, H200)
+    assert len(legal) == len({each.key for each in legal}) > 100
+    assert all(FAMILY.illegal(each, SPEC, H200) is None for each in legal)
+    points = 1
+    for each in Sm90FwdConfig.parameters():
+        if each.searched and not each.by_problem:
+            points *= len(set(each.choices) - set(each.left_out))
+    assert len(legal) + sum(reasons.values()) == points
+
+
+def test_variants_differ_in_sections_where_tiles_differ_in_length() -> None:
+    asked = problem(4096, 4096, causal=True)
+    for scheduler in ("tile", "static", "dynamic"):
+        chosen = config(scheduler=scheduler, q_buffers=1)
+        assert FAMILY.variants(chosen, replace(asked, causal=False), H200) == (chosen,)
+        found = FAMILY.variants(chosen, asked, H200)
+        assert len(found) == len({each.key for each in found}) >= 1
+        for each in found:
+            assert isinstance(each, Sm90FwdConfig)
+            assert replace(each, heads_per_section=1) == chosen
+            assert FAMILY.illegal(each, asked.spec, H200) is None
+
+
+# ---- Resources and the plan ----
+
+
+def test_shared_memory_is_counted_as_the_kernel_lays_it_out() -> None:
+    def bytes_of(head_dim: int, **changes: object) -> int:
+        return FAMILY.resources(config(**changes), replace(SPEC, head_dim=head_dim)).shared_memory
+
+    # Barriers, Q of two tiles of two warpgroups, K and V of two stages of 128 keys, in rows of 256 bytes.
+    assert bytes_of(128) == 1024 + (2 * 2 * 64 + 2 * 2 * 128) * 256
+    assert bytes_of(128, q_buffers=1, num_stages=3, block_n=96) == 1024 + (2 * 64 + 2 * 3 * 96) * 256
+    # Columns come in panels of 32 or 64.
+    assert bytes_of(72) == bytes_of(96) == 1024 + (2 * 2 * 64 + 2 * 2 * 128) * 192
+    assert bytes_of(8) == 1024 + (2 * 2 * 64 + 2 * 2 * 128) * 64
+
+
+def test_registers_are_those_of_accumulators_weights_and_output() -> None:
+    needs = FAMILY.resources(config(), SPEC)
+    assert (needs.threads, needs.registers) == (3 * 128, 128 // 2 + 128 // 4 + 128 // 2 + 32)
+    assert FAMILY.resources(config(warpgroups=1), SPEC).threads == 2 * 128
+
+
+@pytest.mark.parametrize(("warpgroups", "blocks_per_sm"), [(1, 1), (1, 2), (2, 1), (3, 1)])
+def test_registers_that_warpgroups_keep_fit_an_sm(warpgroups: int, blocks_per_sm: int) -> None:
+    chosen = config(warpgroups=warpgroups, blocks_per_sm=blocks_per_sm, block_n=64)
+    threads = FAMILY.resources(chosen, SPEC).threads
+    entry = register_cap(threads, blocks_per_sm)
+    kept = FAMILY.names(chosen, SPEC)["registers"]
+    assert isinstance(kept, tuple)
+    loads, computes = kept
+    if loads:
+        assert loads % 8 == computes % 8 == 0
+        assert 24 <= loads <= entry <= computes <= 255
+        assert 128 * (loads + warpgroups * computes) <= threads * entry
+    assert threads * entry * blocks_per_sm <= 65536
+
+
+def test_a_plan_has_as_many_blocks_as_its_scheduler_takes() -> None:
+    asked = problem(1000, 500)  # 8 tiles of 128 rows in each of 16 heads
+    small = replace(H200, num_sms=5)
+    for scheduler, blocks, workspace in (("tile", 128, (0, 0)), ("static", 5, (0, 0)), ("dynamic", 5, (16, 16))):
+        plan = FAMILY.plan(asked, config(scheduler=scheduler, q_buffers=1, heads_per_section=8), small)
+        (kernel,) = plan.kernels
+        assert kernel.grid == (blocks, 1, 1)
+        assert kernel.threads == 384
+        assert (plan.workspace_bytes, plan.zeroed_bytes) == workspace
+        assert plan.heads_per_section == 8
+    two = config(warpgroups=1, block_n=64, q_buffers=1, blocks_per_sm=2)
+    assert FAMILY.plan(asked, two, small).kernels[0].grid == (10, 1, 1)
+    assert FAMILY.plan(problem(60, 500, num_heads=4, batch=1), two, small).kernels[0].grid == (4, 1, 1)
+
+
+def test_heads_per_section_is_not_in_the_source() -> None:
+    one, many = (source(SPEC, config(heads_per_section=each)) for each in (1, 16))
+    assert one.text == many.text
+
+
+# ---- Tensor maps ----
+
+STRIDES: tuple[Strides, ...] = ((90000, 1032, 128), (80000, 640, 136), (70000, 520, 0), (1000000, 1024, 144))
+
+
+def test_boxes_are_tiles_of_one_warpgroup_and_blocks_of_keys() -> None:
+    def boxes(head_dim: int, **changes: object) -> list[tuple[str, int, int]]:
+        found = FAMILY.tensor_boxes(config(**changes), replace(SPEC, head_dim=head_dim))
+        return [(each.tensor, each.rows, each.columns) for each in found]
+
+    assert boxes(128) == [("q", 64, 64), ("k", 128, 64), ("v", 128, 64), ("out", 64, 64)]
+    assert boxes(72, block_n=80) == [("q", 64, 32), ("k", 80, 32), ("v", 80, 32), ("out", 64, 32)]
+    assert boxes(56) == boxes(128)
+    assert boxes(8) == [("q", 64, 32), ("k", 128, 32), ("v", 128, 32), ("out", 64, 32)]
+    plan = FAMILY.plan(problem(100, 100), config(), H200)
+    assert plan.kernels[0].boxes == tuple(FAMILY.tensor_boxes(config(), SPEC))
+
+
+def test_a_map_has_the_sizes_and_strides_of_its_tensor() -> None:
+    asked = problem(100, 300, head_dim=72)
+    q, k, v, out = (
+        describe_map(box, asked, STRIDES, 4096) for box in FAMILY.tensor_boxes(config(block_n=80), asked.spec)
+    )
+    assert (q.address, q.dtype, q.fill, q.swizzle) == (4096, "float16", "zero", 64)
+    assert (q.dims, q.strides, q.box) == ((72, 100, 8, 2), (2064, 256, 180000), (32, 64, 1, 1))
+    assert (k.dims, k.strides, k.box) == ((72, 300, 4, 2), (1280, 272, 160000), (32, 80, 1, 1))
+    assert (v.dims, v.strides, v.box) == ((72, 300, 4, 2), (1040, 0, 140000), (32, 80, 1, 1))
+    assert (out.dims, out.strides, out.box) == ((72, 100, 8, 2), (2048, 288, 2000000), (32, 64, 1, 1))
+    wide = describe_map(TensorBox(tensor="q", rows=64, columns=64), asked, STRIDES, 0)
+    assert (wide.swizzle, wide.box_bytes) == (128, 64 * 128)
+
+
+@pytest.mark.parametrize("stride", [0, 1, 3, -5, 2**50])
+def test_a_dimension_of_one_has_a_legal_stride_whatever_the_array_says(stride: int) -> None:
+    asked = problem(1, 1, batch=1, num_heads=1, num_heads_kv=1)
+    odd = ((stride, stride, stride),) * 4
+    for box in FAMILY.tensor_boxes(config(), asked.spec):
+        found = describe_map(box, asked, odd, 16)
+        assert found.dims == (128, 1, 1, 1)
+        assert found.strides == (16, 16, 16)
+
+
+def test_strides_of_longer_dimensions_are_taken_as_they_are() -> None:
+    box = TensorBox(tensor="k", rows=64, columns=64)
+    for strides in ((-256, 128, 128), (256, -128, 128), (256, 1, 128)):
+        with pytest.raises(InvalidInput, match=r"is not a multiple of 16 from 0"):
+            describe_map(box, problem(9, 9), (strides,) * 4, 0)
+
+
+def test_an_empty_tensor_has_no_map() -> None:
+    with pytest.raises(InvalidInput, match=r"dims\[1\]=0"):
+        describe_map(TensorBox(tensor="k", rows=64, columns=64), problem(9, 0), ((0, 512, 128),) * 4, 16)
+
+
+# ---- What is chosen where nothing is known ----
+
+
+@pytest.mark.parametrize("gpu", ["h200", "h100"])
+@pytest.mark.parametrize(
+    ("asked", "family"),
+    [
+        (problem(4096, 4096), "sm90_fwd"),
+        (problem(4096, 4096, causal=True), "sm90_fwd"),
+        (problem(4096, 4096, head_dim=64), "sm90_fwd"),
+        (problem(4096, 4096, head_dim=256, dtype="bfloat16"), "sm90_fwd"),
+        (problem(1, 8192), "sm80_fwd"),
+        (problem(1, 8192, num_heads=32), "sm80_fwd"),
+        (problem(4096, 4096, alignment=2), "sm80_fwd"),
+        (problem(4096, 4096, dtype="float32"), "fma_fwd"),
+        (problem(4096, 4096, out_dtype="float32", dtype="bfloat16"), "fma_fwd"),
+    ],
+    ids=str,
+)
+def test_default_is_of_the_family_that_suits_the_problem(asked: Problem, family: str, gpu: str) -> None:
+    assert default_config(asked, gpu_by_alias(gpu)).family == family
+
+
+@pytest.mark.parametrize("gpu", ["a100", "rtx-4090", "b200"])
+def test_other_chips_have_the_family_before(gpu: str) -> None:
+    assert default_config(problem(4096, 4096), gpu_by_alias(gpu)).family == "sm80_fwd"
+
+
+# ---- What the compiler makes of it ----
+
+
+def sample() -> Iterator[tuple[Spec, Sm90FwdConfig]]:
+    """The same for everyone: legal configs that the tuner may try."""
+    draw = random.Random("sm90_fwd")
+    head_dims = [8, 40, 64, 72, 96, 128, 192, 256]
+    for number in range(SAMPLES):
+        spec = Spec(
+            dtype=("float16", "bfloat16")[number // len(head_dims) % 2],
+            head_dim=head_dims[number % len(head_dims)],
+            causal=draw.random() < 0.5,
+        )
+        while True:
+            values: dict[str, Any] = {
+                each.name: draw.choice([choice for choice in each.choices if choice not in each.left_out])
+                for each in Sm90FwdConfig.parameters()
+            }
+            if FAMILY.illegal(Sm90FwdConfig(**values), spec, H200) is None:
+                break
+        yield spec, Sm90FwdConfig(**values)
+
+
+def name(value: object) -> str:
+    return value.key if isinstance(value, (Spec, Sm90FwdConfig)) else str(value)
+
+
+@functools.cache
+def compiled(spec: Spec, chosen: Sm90FwdConfig) -> Compiled:
+    return compile_source(source(spec, chosen), H200.arch)
+
+
+def keeps_its_promise(spec: Spec, chosen: Sm90FwdConfig) -> None:
+    """No complaint, no spills where that is said, no more registers than a block of its size has at the start."""
+    needs = FAMILY.resources(chosen, spec)
+    built = compiled(spec, chosen)
+    assert not built.complaint
+    assert built.spill_bytes <= (0 if needs.spill_free else SPILL_LIMIT)
+    assert built.registers <= register_cap(needs.threads, chosen.blocks_per_sm)
+    assert built.static_shared_bytes == 0
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(("spec", "chosen"), list(sample()), ids=name)
+def test_a_sample_compiles_as_promised(spec: Spec, chosen: Sm90FwdConfig) -> None:
+    keeps_its_promise(spec, chosen)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [32, 112, 160, 224])
+def test_defaults_compile_as_promised(head_dim: int, causal: bool) -> None:
+    spec = Spec(dtype="bfloat16", head_dim=head_dim, causal=causal)
+    keeps_its_promise(spec, default(spec))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (" __launch_bounds__(kThreads, kBlocksPerSm)", "", "'setmaxnreg' ignored"),
+        ("wgmma_wait<1>();  // S is", "scores[0] += 1.0f;\nwgmma_wait<1>();  // S is", "instructions are serialized"),
+    ],
+)
+def test_a_complaint_of_the_compiler_is_seen(old: str, new: str, complaint: str) -> None:
+    spec = replace(SPEC, head_dim=64)
+    whole = source(spec, config())
+    assert whole.text.count(old) == 1
+    built = compile_source(replace(whole, text=whole.text.replace(old, new)), H200.arch)
+    assert complaint in built.complaint
+
+
+def sass(built: Compiled, folder: Path) -> str:
+    if not NVDISASM.exists():
+        pytest.skip(f"there is no {NVDISASM}: pip install nvidia-cuda-nvdisasm")
+    path = folder / "kernel.cubin"
+    path.write_bytes(built.cubin)
+    return subprocess.run([NVDISASM, "-c", path], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("early_columns", [0, 32])
+def test_early_columns_are_weighed_while_the_product_with_v_is_under_way(
+    head_dim: int, early_columns: int, tmp_path: Path
+) -> None:
+    """Between the wait that leaves one product in flight and the next that leaves none; not in loops with a mask."""
+    spec = Spec(dtype="bfloat16", head_dim=head_dim)
+    chosen = replace(default(spec), early_columns=early_columns)
+    text = sass(compiled(spec, chosen), tmp_path)
+    waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(.*?)WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;", text, re.DOTALL)
+    assert len(waits) == 3  # blocks without a mask, with one, half blocks
+    exponentials = sorted(each.count("MUFU.EX2") for each in waits)
+    moves = 2  # of references, where a score outgrows them
+    assert exponentials[1] <= moves
+    least, most = (early_columns // 2, early_columns + moves) if early_columns else (0, moves)  # in two forms
+    assert least <= exponentials[2] <= most
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_products_are_started_together(head_dim: int, tmp_path: Path) -> None:
+    """Serialised ones would have a WARPGROUP.ARRIVE each."""
+    spec = Spec(dtype="bfloat16", head_dim=head_dim)
+    text = sass(compiled(spec, default(spec)), tmp_path)
+    products, arrivals = (len(re.findall(rf"\b{each}\b", text)) for each in ("HGMMA", r"WARPGROUP\.ARRIVE"))
+    assert 0 < 4 * arrivals <= products
