@@ -139,7 +139,7 @@ def test_source_prints_the_kernel_of_the_given_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "kernel"), [("block_m=64,block_n=32", "sm80_fwd"), ("warpgroups=1,block_n=64", "sm90_fwd")]
+    ("parameters", "kernel"), [("block_m=64,block_n=32", "sm80_fwd"), ("block_n=64,q_buffers=1", "sm90_fwd")]
 )
 def test_without_a_family_parameters_say_which_has_them(parameters: str, kernel: str) -> None:
     long = ["--head-dim", "64", "--batch", "8", "--seqlen", "4096", "--heads", "16"]
