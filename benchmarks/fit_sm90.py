@@ -24,19 +24,15 @@ from typing import Any
 import numpy as np
 from environment import environment
 from least_squares import Vector, least_squares
+from model_check import GPU, RESULTS, STAGES, geomean, group
 
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
 from flashtune.codegen.families.sm90_time import CONSTANTS, TimeConstants, predict_seconds
-from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import from_json
 
-RESULTS = Path(__file__).parent / "results"
 SWEEP = RESULTS / "tune_h200_sm90.jsonl.gz"
 FITS = RESULTS / "model_fit_sm90.json"
-GPU = gpu_by_alias("h200")
-STAGES = ("screen", "measure", "final")
-"""The later, the better measured."""
 PULL = 0.01
 """Weight of the squared log-distance from what ships now."""
 SCREENED = 0.6
@@ -53,11 +49,6 @@ class Row:
     seconds: float
     best: float
     """Of the fastest config on the same problem."""
-
-
-def group(problem: Problem) -> str:
-    """What is left out together."""
-    return f"head_dim={problem.head_dim} {'causal' if problem.causal else 'full'}"
 
 
 def read_sweep(path: Path = SWEEP) -> list[Row]:
@@ -122,9 +113,8 @@ def scores(rows: Sequence[Row], constants: TimeConstants) -> dict[Problem, tuple
 
 
 def summary(found: Mapping[Problem, tuple[float, bool]]) -> dict[str, float]:
-    logs = [math.log(score) for score, _ in found.values()]
     return {
-        "geomean": round(math.exp(sum(logs) / len(logs)), 4),
+        "geomean": round(geomean(score for score, _ in found.values()), 4),
         "lowest": round(min(score for score, _ in found.values()), 4),
         "near": sum(near for _, near in found.values()),
         "problems": len(found),

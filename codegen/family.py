@@ -211,7 +211,7 @@ def family(name: str) -> Family:
 
 
 def supporting(spec: Spec, gpu: Gpu) -> list[Family]:
-    """Families that serve ``spec`` on ``gpu``, preferred first; none raises :class:`UnsupportedProblem`."""
+    """Families that serve ``spec`` on ``gpu``, the most specialised first; none raises :class:`UnsupportedProblem`."""
     reasons = {each.name: each.unsupported(spec, gpu) for each in families().values()}
     found = [family(name) for name, reason in reasons.items() if reason is None]
     if not found:

@@ -95,7 +95,7 @@ def measure_problems(
 
 
 def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], rejected: Counter[str]) -> list[Space]:
-    """What is searched, the preferred family first; what is not legal is counted in ``rejected``."""
+    """What is searched, the most specialised family first; what is not legal is counted in ``rejected``."""
     spaces = [space for each in families if len(space := make_space(problem, gpu, each))]
     for space in spaces:
         rejected.update(space.rejected)

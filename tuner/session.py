@@ -159,7 +159,7 @@ def _check(problems: Sequence[Problem], gpu: Gpu, names: Collection[str] | None)
 
 
 def eligible(problem: Problem, gpu: Gpu, names: Collection[str] | None) -> list[Family]:
-    """Families to search for ``problem``, preferred first; none raises :class:`UnsupportedProblem`."""
+    """Families to search for ``problem``, the most specialised first; none raises :class:`UnsupportedProblem`."""
     if names is None:
         return supporting(problem.spec, gpu)
     wanted = [family(name) for name in names]

@@ -12,7 +12,8 @@ from ..gpu import Gpu
 from ..problem import MAX_LENGTH, Problem, Spec
 from ..work import Work, masked, tensor_flops_clock, walk
 
-_ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
+ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
+"""What tensor cores multiply, by its name in templates/lib/types.cuh."""
 _MMA_SYNC_SHARE = {9: 0.62, 10: 0.31}
 """Share of a chip's tensor rate that mma.sync reaches, by major capability, where newer instructions reach more.
 Hopper: as microbenchmarks report; 10.x: assumed to do per clock what Hopper does; not measured."""
@@ -88,8 +89,8 @@ class Sm80Fwd(Family):
         if gpu.capability < (8, 0):
             major, minor = gpu.capability
             return f"needs compute capability 8.0 or later, {gpu} has {major}.{minor}"
-        if spec.dtype not in _ELEMENTS:
-            return f"dtype={spec.dtype} is not supported. Supported: {', '.join(_ELEMENTS)}"
+        if spec.dtype not in ELEMENTS:
+            return f"dtype={spec.dtype} is not supported. Supported: {', '.join(ELEMENTS)}"
         if spec.out_dtype:
             return f"out_dtype={spec.out_dtype} is not supported: the output has the dtype of the inputs"
         if spec.head_dim % 8 or not 8 <= spec.head_dim <= 256:
@@ -207,7 +208,7 @@ class Sm80Fwd(Family):
         )
 
     def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
-        return {"element": _ELEMENTS[spec.dtype]}
+        return {"element": ELEMENTS[spec.dtype]}
 
     def tiles(self, config: Config, problem: Problem) -> int:
         assert isinstance(config, Sm80FwdConfig)

@@ -12,9 +12,9 @@ from ..gpu import Gpu
 from ..plan import TensorBox
 from ..problem import VECTOR_ALIGNMENT, Problem, Spec
 from ..work import Bound
+from .sm80_fwd import ELEMENTS
 from .sm90_time import WARPGROUP_ROWS, predict_seconds
 
-_ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
 _BARRIERS_BYTES = 1024
 """Before the tiles in shared memory, which start on whole swizzle patterns."""
 _COUNTER_BYTES = 16
@@ -79,8 +79,8 @@ class Sm90Fwd(Family):
         if gpu.arch != "sm_90a":
             major, minor = gpu.capability
             return f"needs compute capability 9.0, {gpu} has {major}.{minor}"
-        if spec.dtype not in _ELEMENTS:
-            return f"dtype={spec.dtype} is not supported. Supported: {', '.join(_ELEMENTS)}"
+        if spec.dtype not in ELEMENTS:
+            return f"dtype={spec.dtype} is not supported. Supported: {', '.join(ELEMENTS)}"
         if spec.out_dtype:
             return f"out_dtype={spec.out_dtype} is not supported: the output has the dtype of the inputs"
         if spec.head_dim % 8 or not 8 <= spec.head_dim <= 256:
@@ -181,7 +181,7 @@ class Sm90Fwd(Family):
     def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
         assert isinstance(config, Sm90FwdConfig)
         return {
-            "element": _ELEMENTS[spec.dtype],
+            "element": ELEMENTS[spec.dtype],
             "wgmma_widths": sorted({config.block_n, *_half(config.block_n), spec.head_dim}),
             "registers": _registers(config),
         }

@@ -30,7 +30,7 @@ LONG = Problem(
 @functools.cache
 def fitting() -> ModuleType:
     """benchmarks/fit_sm90.py, which is no package."""
-    for name in ("environment", "least_squares", "fit_sm90"):
+    for name in ("environment", "least_squares", "model_check", "fit_sm90"):
         where = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
         assert where is not None
         assert where.loader is not None
