@@ -2,10 +2,11 @@
 
     python benchmarks/host_time.py --out benchmarks/results/host_time_h200.json
 
-The smallest problem, 8 rotating sets of inputs, fresh outputs, a synchronisation every 200 calls; it is not in the
-time. All kinds of calls take turns, so that a slower second of the machine falls on each of them, and each figure is
-the median over rounds, after a warm-up of some seconds: on virtual machines a process can run at half speed until then.
-torch's SDPA, `torch.empty_like` and `cupy.ndarray` are timed in the same run, for scale.
+The smallest problem, and one that `sm90_fwd` serves on Hopper: tensor maps, with a mask also a counter. 8 rotating
+sets of inputs, fresh outputs, a synchronisation every 200 calls; it is not in the time. All kinds of calls take turns,
+so that a slower second of the machine falls on each of them, and each figure is the median over rounds, after a warm-up
+of some seconds: on virtual machines a process can run at half speed until then. torch's SDPA, `torch.empty_like` and
+`cupy.ndarray` are timed in the same run, for scale.
 """
 
 from __future__ import annotations
@@ -29,27 +30,39 @@ SETS = 8
 CALLS = 200
 """Between two synchronisations: fewer than the launches that a device queues."""
 ROUNDS = 100
-SHAPE = (1, 16, 1, 64)
+SMALLEST = (1, 16, 1, 64)
+LARGER = (1, 1024, 16, 128)
 
 Call = Callable[[Any, Any, Any], Any]
+Sets = list[tuple[Any, ...]]
 
 
-def cupy_sets() -> tuple[list[tuple[Any, ...]], Callable[[], Any]]:
+def cupy_sets(shape: tuple[int, ...]) -> Sets:
     import cupy
 
     draw = np.random.default_rng(0)
-    sets = [tuple(cupy.asarray(draw.standard_normal(SHAPE).astype(np.float16)) for _ in "qkv") for _ in range(SETS)]
-    return sets, cupy.cuda.runtime.deviceSynchronize
+    return [tuple(cupy.asarray(draw.standard_normal(shape).astype(np.float16)) for _ in "qkv") for _ in range(SETS)]
 
 
-def torch_sets() -> tuple[list[tuple[Any, ...]], Callable[[], Any]]:
+def torch_sets(shape: tuple[int, ...]) -> Sets:
     import torch
 
-    sets = [tuple(torch.randn(SHAPE, device="cuda", dtype=torch.float16) for _ in "qkv") for _ in range(SETS)]
-    return sets, torch.cuda.synchronize
+    return [tuple(torch.randn(shape, device="cuda", dtype=torch.float16) for _ in "qkv") for _ in range(SETS)]
 
 
-def micros(call: Call, sets: list[tuple[Any, ...]], wait: Callable[[], Any]) -> float:
+def waiting(library: str) -> Callable[[], Any]:
+    if library == "cupy":
+        import cupy
+
+        wait: Callable[[], Any] = cupy.cuda.runtime.deviceSynchronize
+    else:
+        import torch
+
+        wait = torch.cuda.synchronize
+    return wait
+
+
+def micros(call: Call, sets: Sets, wait: Callable[[], Any]) -> float:
     """Per call, over one round."""
     wait()
     start = time.perf_counter()
@@ -59,7 +72,8 @@ def micros(call: Call, sets: list[tuple[Any, ...]], wait: Callable[[], Any]) -> 
     return 1e6 * (time.perf_counter() - start) / CALLS
 
 
-def calls_of(library: str, sets: list[tuple[Any, ...]]) -> dict[str, Call]:
+def calls_of(library: str) -> dict[str, tuple[Call, Sets]]:
+    sets, larger = map(cupy_sets if library == "cupy" else torch_sets, (SMALLEST, LARGER))
     out = attention(*sets[0])
     calls: dict[str, Call] = {
         "attention": attention,
@@ -77,12 +91,15 @@ def calls_of(library: str, sets: list[tuple[Any, ...]]) -> dict[str, Call]:
         sdpa = torch.nn.functional.scaled_dot_product_attention
         calls["torch SDPA"] = lambda q, k, v: sdpa(*heads_first[id(q)])
         calls["torch.empty_like"] = lambda q, k, v: torch.empty_like(q)
-    return calls
+    return {name: (call, sets) for name, call in calls.items()} | {
+        "attention, 1024 tokens": (attention, larger),
+        "attention, 1024 tokens, causal": (lambda q, k, v: attention(q, k, v, causal=True), larger),
+    }
 
 
 def host_times(libraries: list[str], warm_seconds: float) -> dict[str, dict[str, float]]:
-    made = {library: cupy_sets() if library == "cupy" else torch_sets() for library in libraries}
-    calls = {library: calls_of(library, sets) for library, (sets, _) in made.items()}
+    calls = {library: calls_of(library) for library in libraries}
+    waits = {library: waiting(library) for library in libraries}
     times: dict[tuple[str, str], list[float]] = {
         (library, name): [] for library in libraries for name in calls[library]
     }
@@ -91,7 +108,7 @@ def host_times(libraries: list[str], warm_seconds: float) -> dict[str, dict[str,
     while rounds < ROUNDS:
         warm = time.monotonic() >= until
         for (library, name), found in times.items():
-            micro = micros(calls[library][name], *made[library])
+            micro = micros(*calls[library][name], waits[library])
             if warm:
                 found.append(micro)
         rounds += warm
@@ -111,7 +128,7 @@ def main() -> int:
     times = host_times(options.libraries or installed, options.warm)
     for library, figures in times.items():
         for what, micros in figures.items():
-            print(f"{library:6} {what:24} {micros:7.2f} us", flush=True)
+            print(f"{library:6} {what:32} {micros:7.2f} us", flush=True)
     if options.out:
         result = {"what": __doc__, "environment": environment(), "us_per_call": times}
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
