@@ -18,6 +18,9 @@ VECTOR_ALIGNMENT = 16
 MAX_LENGTH = 2**31 - 1024
 """The longest sequence: kernels count rows and keys in 32 bits, also those of the tile that ends behind the last."""
 
+Shape = tuple[int, int, int, int]
+"""(batch, length, heads, columns)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
@@ -25,6 +28,7 @@ class Spec:
 
     ``alignment`` is 16 when every row of every tensor starts on a 16-byte boundary, else the size of one element.
     ``out_dtype`` empty means the dtype of the inputs; the device reference asks for float32 or float64.
+    ``head_dim_v`` are the columns of v and of the output, 0 where they are ``head_dim``.
     """
 
     dtype: str
@@ -33,6 +37,7 @@ class Spec:
     causal: bool = False
     alignment: int = VECTOR_ALIGNMENT
     out_dtype: str = ""
+    head_dim_v: int = 0
 
     @property
     def key(self) -> str:
@@ -43,6 +48,11 @@ class Spec:
         """Dtype of the output tensor."""
         return self.out_dtype or self.dtype
 
+    @property
+    def value_dim(self) -> int:
+        """Columns of v and of the output."""
+        return self.head_dim_v or self.head_dim
+
     def __str__(self) -> str:
         return self.key
 
@@ -51,10 +61,11 @@ class Spec:
 class Problem:
     """One attention call, without its pointers and strides.
 
-    q is (batch, seqlen_q, num_heads, head_dim); k and v are (batch, seqlen_k, num_heads_kv, head_dim). Query head h
-    reads key head ``h // (num_heads // num_heads_kv)``. ``causal`` is aligned bottom-right: key j is visible to query
-    i when ``j <= i + seqlen_k - seqlen_q``. A field of a wrong type raises :class:`InvalidType`, a value that is not
-    allowed :class:`InvalidInput`.
+    q is (batch, seqlen_q, num_heads, head_dim), k (batch, seqlen_k, num_heads_kv, head_dim); v and the output are as k
+    and q with ``head_dim_v`` columns, where 0 means ``head_dim``. Query head h reads key head
+    ``h // (num_heads // num_heads_kv)``. ``causal`` is aligned bottom-right: key j is visible to query i when
+    ``j <= i + seqlen_k - seqlen_q``. A field of a wrong type raises :class:`InvalidType`, a value that is not allowed
+    :class:`InvalidInput`.
     """
 
     dtype: str
@@ -68,6 +79,7 @@ class Problem:
     causal: bool = False
     alignment: int = VECTOR_ALIGNMENT
     out_dtype: str = ""
+    head_dim_v: int = 0
 
     def __post_init__(self) -> None:
         value.check_types(self)
@@ -81,9 +93,9 @@ class Problem:
             raise InvalidInput(f"out_dtype={value.shown(self.out_dtype)} must be empty, float32 or float64")
         if self.out_dtype == self.dtype:
             object.__setattr__(self, "out_dtype", "")
-        for name in ("head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv"):
+        for name in ("head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv", "head_dim_v"):
             got = getattr(self, name)
-            least = 0 if name == "seqlen_k" else 1
+            least = 0 if name in ("seqlen_k", "head_dim_v") else 1
             most = MAX_LENGTH if name.startswith("seqlen") else 2**31 - 1
             if got < least:
                 raise InvalidInput(f"{name}={value.shown(got)} must be at least {least}")
@@ -91,6 +103,8 @@ class Problem:
                 raise InvalidInput(f"{name}={value.shown(got)} must be at most {most}")
         if self.num_heads % self.num_heads_kv:
             raise InvalidInput(f"num_heads={self.num_heads} must be a multiple of num_heads_kv={self.num_heads_kv}")
+        if self.head_dim_v == self.head_dim:
+            object.__setattr__(self, "head_dim_v", 0)
         if self.seqlen_q == 1 and self.causal:  # the last query sees every key
             object.__setattr__(self, "causal", False)
         if self.alignment not in (VECTOR_ALIGNMENT, ITEM_BYTES[self.dtype]):
@@ -111,7 +125,20 @@ class Problem:
             causal=self.causal,
             alignment=self.alignment,
             out_dtype=self.out_dtype,
+            head_dim_v=self.head_dim_v,
         )
+
+    @property
+    def value_dim(self) -> int:
+        """Columns of v and of the output."""
+        return self.head_dim_v or self.head_dim
+
+    @property
+    def shapes(self) -> tuple[Shape, Shape, Shape, Shape]:
+        """Of q, k, v and the output."""
+        queries, keys = (self.batch, self.seqlen_q, self.num_heads), (self.batch, self.seqlen_k, self.num_heads_kv)
+        width, values = self.head_dim, self.value_dim
+        return (*queries, width), (*keys, width), (*keys, values), (*queries, values)
 
     @property
     def default_scale(self) -> float:
@@ -132,18 +159,18 @@ class Problem:
     @property
     def flops(self) -> int:
         """Floating-point operations of the two matrix products over visible pairs (softmax not counted)."""
-        return 4 * self.batch * self.num_heads * self.head_dim * self.visible_pairs
+        return 2 * self.batch * self.num_heads * self.visible_pairs * (self.head_dim + self.value_dim)
 
     @property
     def min_bytes(self) -> int:
         """Fewest bytes through device memory: each input read once, the output written once."""
-        inputs = self.batch * self.head_dim * (self.seqlen_q * self.num_heads + 2 * self.seqlen_k * self.num_heads_kv)
-        output = self.batch * self.head_dim * self.seqlen_q * self.num_heads
-        return inputs * ITEM_BYTES[self.dtype] + output * ITEM_BYTES[self.spec.output]
+        q, k, v, output = map(math.prod, self.shapes)
+        return (q + k + v) * ITEM_BYTES[self.dtype] + output * ITEM_BYTES[self.spec.output]
 
     def __str__(self) -> str:
+        width = f"d{self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
         heads = f"h{self.num_heads}" + ("" if self.num_heads == self.num_heads_kv else f"/{self.num_heads_kv}")
         lengths = f"s{self.seqlen_q}" + ("" if self.seqlen_q == self.seqlen_k else f"x{self.seqlen_k}")
         mask = " causal" if self.causal else ""
         align = "" if self.alignment == VECTOR_ALIGNMENT else f" align{self.alignment}"
-        return f"{self.dtype} d{self.head_dim} b{self.batch} {lengths} {heads}{mask}{align}"
+        return f"{self.dtype} {width} b{self.batch} {lengths} {heads}{mask}{align}"

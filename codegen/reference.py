@@ -1,7 +1,8 @@
 """Attention in NumPy: the plain formula, which needs N x N memory, and the tiled online softmax, which does not.
 
-q and out are (batch, seqlen_q, num_heads, head_dim), k and v (batch, seqlen_k, num_heads_kv, head_dim); query head h
-reads key head ``h // (num_heads // num_heads_kv)``. Causal is aligned bottom-right: key j is visible to query i when
+q is (batch, seqlen_q, num_heads, head_dim), k (batch, seqlen_k, num_heads_kv, head_dim), v (batch, seqlen_k,
+num_heads_kv, head_dim_v) and out (batch, seqlen_q, num_heads, head_dim_v); query head h reads key head
+``h // (num_heads // num_heads_kv)``. Causal is aligned bottom-right: key j is visible to query i when
 ``j <= i + seqlen_k - seqlen_q``. Hidden keys have no influence, not even through NaN or infinity. A row that sees no
 key, or only scores of -inf, has output 0 and LSE -inf. LSE is the natural logarithm of the sum of exp of the scaled
 visible scores, (batch, num_heads, seqlen_q).
@@ -47,7 +48,7 @@ def tiled_attention(
     seqlen_q, seqlen_k, head_dim = q.shape[1], k.shape[1], q.shape[3]
     compute: Compute = np.float64 if q.dtype == np.float64 else np.float32
     factor = compute(1.0 / math.sqrt(head_dim) if scale is None else scale)
-    out = np.empty(q.shape, q.dtype)
+    out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     lse = np.empty((q.shape[0], q.shape[2], seqlen_q), np.float32)
 
     with np.errstate(all="ignore"):  # infinities and NaN are values here
@@ -58,7 +59,7 @@ def tiled_attention(
 
                 row_max = np.full((*queries.shape[:2], 1), -np.inf, compute)  # of the scores so far
                 row_sum = np.zeros_like(row_max)  # of exp(score - row_max) so far
-                accumulated = np.zeros_like(queries)  # sum of exp(score - row_max) times value, so far
+                accumulated = np.zeros((*queries.shape[:2], v.shape[3]), compute)  # of exp(score - row_max) times value
                 for key_begin in range(0, _key_end(rows, seqlen_q, seqlen_k, causal), block_n):
                     keys = slice(key_begin, min(key_begin + block_n, seqlen_k))
                     visible = _visible(rows, keys, seqlen_q, seqlen_k, causal)
@@ -110,7 +111,7 @@ def plain_attention(
     out_dtype = out_dtype or dtype
     product: Product = np.matmul if exact else _sequential if dtype == "float32" else _tensor_core
     held = np.dtype(np.float64) if exact else q.dtype if q.dtype.name == out_dtype else np.dtype(np.float32)
-    out = np.empty(q.shape, held)
+    out = np.empty((*q.shape[:3], v.shape[3]), held)
     lse = np.empty((q.shape[0], q.shape[2], seqlen_q), compute_dtype)
 
     with np.errstate(all="ignore"):

@@ -201,6 +201,35 @@ def test_any_tiling_is_within_tolerance(
         assert allowed_lse.judge(lse), allowed_lse.judge(lse)
 
 
+@pytest.mark.parametrize("width", [1, 8, 40])
+def test_values_of_another_width(attend: Attention, width: int) -> None:
+    """Each column of the output depends on its own column of v alone; the LSE on none."""
+    random = np.random.default_rng(5)
+    q, k, v = (
+        random.standard_normal(shape).astype(np.float32) for shape in ((1, 9, 4, 24), (1, 7, 2, 24), (1, 7, 2, 40))
+    )
+    out, lse = attend(q, k, v[..., :width], causal=True)
+    assert out.shape == (1, 9, 4, width)
+    scores = np.einsum("brhd,bkhd->bhrk", q, np.repeat(k, 2, axis=2)).astype(np.float64) * 24**-0.5
+    seen = np.tril(np.ones((9, 7), bool), 7 - 9)
+    weights = np.where(seen, np.exp(scores), 0)
+    total = weights.sum(axis=-1, keepdims=True)
+    exact = np.einsum("bhrk,bkhd->brhd", weights / np.where(total, total, 1), np.repeat(v, 2, axis=2))
+    np.testing.assert_allclose(out, exact[..., :width], rtol=1e-5, atol=1e-6)
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(lse, np.log(total[..., 0]), rtol=1e-5, atol=1e-6)
+
+
+def test_tolerances_know_values_of_another_width() -> None:
+    """A small problem: the head dimension is taken in several orders, v in its own."""
+    random = np.random.default_rng(6)
+    q, k, v = (
+        random.standard_normal(shape).astype(np.float16) for shape in ((1, 9, 2, 24), (1, 7, 2, 24), (1, 7, 2, 8))
+    )
+    for allowed, ours in zip(attention_tolerances(q, k, v), tiled_attention(q, k, v), strict=True):
+        assert allowed.judge(ours), allowed.judge(ours)
+
+
 def test_float64_is_tiled_in_float64() -> None:
     random = np.random.default_rng(0)
     q, k, v = (random.standard_normal((1, 90, 2, 8)) for _ in range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,8 @@ HUGE = 10**5000
         {"alignment": "16"},
         {"alignment": True},
         {"out_dtype": None},
+        {"head_dim_v": 128.0},
+        {"head_dim_v": None},
     ],
     ids=repr,
 )
@@ -64,7 +67,9 @@ def test_a_problem_of_wrong_types_is_refused(change: dict[str, Any]) -> None:
     assert repr(got) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv"])
+@pytest.mark.parametrize(
+    "name", ["head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv", "head_dim_v"]
+)
 def test_numbers_out_of_range_are_refused(name: str) -> None:
     for got, words in ((HUGE, "at most"), (-HUGE, "at least"), (2**31, "at most"), (-1, "at least")):
         with pytest.raises(InvalidInput, match=f"{name}=.* must be {words}"):
@@ -82,11 +87,36 @@ def test_the_end_of_the_last_tile_fits_32_bits() -> None:
 
 
 def test_a_problem_comes_back_from_json() -> None:
-    for change in ({}, {"causal": True, "alignment": 2}, {"out_dtype": "float64"}):
+    for change in ({}, {"causal": True, "alignment": 2}, {"out_dtype": "float64"}, {"head_dim_v": 40}):
         problem = Problem(**FIELDS | change)
         again = value.from_json(Problem, json.loads(json.dumps(value.to_json(problem))))
         assert again == problem
         assert again.key == problem.key
+
+
+def test_values_as_wide_as_keys_are_not_in_the_key() -> None:
+    """Rows that were stored before values had a width of their own stay valid."""
+    plain, same, wide = (Problem(**FIELDS | {"head_dim_v": width}) for width in (0, 64, 128))
+    assert plain == same
+    assert (same.head_dim_v, same.value_dim, same.spec.value_dim) == (0, 64, 64)
+    assert "head_dim_v" not in same.key + same.spec.key + str(value.to_json(same))
+    assert value.from_json(Problem, FIELDS) == plain
+    assert (wide.value_dim, wide.spec.value_dim) == (128, 128)
+    assert wide.key == f"{plain.key},head_dim_v=128"
+    assert wide.spec.key == f"{plain.spec.key},head_dim_v=128"
+
+
+def test_what_the_width_of_values_changes() -> None:
+    problem = Problem(
+        dtype="bfloat16", head_dim=192, head_dim_v=128, batch=2, seqlen_q=5, seqlen_k=7, num_heads=4, num_heads_kv=2
+    )
+    assert problem.shapes == ((2, 5, 4, 192), (2, 7, 2, 192), (2, 7, 2, 128), (2, 5, 4, 128))
+    assert problem.flops == 2 * 2 * 4 * (5 * 7) * (192 + 128)
+    assert problem.min_bytes == 2 * (2 * 5 * 4 * (192 + 128) + 2 * 7 * 2 * (192 + 128))
+    assert problem.default_scale == pytest.approx(192**-0.5)
+    assert str(problem) == "bfloat16 d192/128 b2 s5x7 h4/2"
+    exact = replace(problem, out_dtype="float64")
+    assert exact.min_bytes - problem.min_bytes == 6 * 2 * 5 * 4 * 128
 
 
 @pytest.mark.parametrize(
@@ -103,6 +133,8 @@ def test_a_problem_comes_back_from_json() -> None:
         FIELDS | {"batch": HUGE},
         FIELDS | {"batch": [HUGE]},
         FIELDS | {"causal": 1},
+        FIELDS | {"head_dim_v": -8},
+        FIELDS | {"head_dim_v": "64"},
         FIELDS | {"dtype": HUGE},
         FIELDS | {"dtype": ["float16"]},
         FIELDS | {"dtype": "float16,head_dim=8"},
