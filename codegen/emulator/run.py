@@ -70,14 +70,13 @@ def emulate(
     plan = kind.plan(problem, config, gpu or gpu_by_alias(DEFAULT_GPU))
     (kernel,) = plan.kernels
 
-    q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-    kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
+    q_shape, k_shape, v_shape, out_shape = problem.shapes
     out_dtype = problem.spec.output
     lse_dtype = "float64" if out_dtype == "float64" else "float32"
-    given = (("q", q, q_shape), ("k", k, kv_shape), ("v", v, kv_shape))
+    given = (("q", q, q_shape), ("k", k, k_shape), ("v", v, v_shape))
     inputs = [input_tensor(name, array, problem, shape) for name, array, shape in given]
     spaced = None if out_strides is None else tuple(out_strides)
-    tensors = [*inputs, output_tensor("out", out_dtype, q_shape, spaced, problem.alignment)]
+    tensors = [*inputs, output_tensor("out", out_dtype, out_shape, spaced, problem.alignment)]
     if want_lse:
         tensors.append(output_tensor("lse", lse_dtype, (problem.batch, problem.num_heads, problem.seqlen_q)))
     if plan.workspace_bytes:

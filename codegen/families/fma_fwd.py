@@ -96,16 +96,18 @@ class FmaFwd(Family):
             return f"op={spec.op} is not supported. Supported: forward"
         if spec.dtype not in INPUT_DTYPES:
             return f"dtype={spec.dtype} is not supported. Supported: {', '.join(INPUT_DTYPES)}"
-        if spec.head_dim % 8 or not 8 <= spec.head_dim <= MAX_HEAD_DIM:
-            return f"head_dim={spec.head_dim} is not supported. Supported: multiples of 8 from 8 to {MAX_HEAD_DIM}"
+        for name, width in (("head_dim", spec.head_dim), ("head_dim_v", spec.value_dim)):
+            if width % 8 or not 8 <= width <= MAX_HEAD_DIM:
+                return f"{name}={width} is not supported. Supported: multiples of 8 from 8 to {MAX_HEAD_DIM}"
         return None
 
     def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
         assert isinstance(config, FmaFwdConfig)
         if spec.output == "float64" and config.accumulate != "float64":
             return "an output in float64 needs accumulate=float64"
-        if spec.head_dim % config.threads_n:
-            return f"head_dim={spec.head_dim} can't be divided among threads_n={config.threads_n}"
+        if spec.value_dim % config.threads_n:
+            name = "head_dim_v" if spec.head_dim_v else "head_dim"
+            return f"{name}={spec.value_dim} can't be divided among threads_n={config.threads_n}"
         if config.block_m % config.threads_m:
             return f"block_m={config.block_m} does not give each of {config.threads_m} groups of threads whole rows"
         if config.block_n < config.threads_n:
@@ -139,7 +141,7 @@ class FmaFwd(Family):
         needed = registers(config, spec)
         cap = register_cap(config.num_threads, config.blocks_per_sm)
         margin = 32  # with the next two lines calibrated with NVRTC 13.5, held by a test
-        margin += 32 if spec.head_dim // config.threads_n > 16 else 0
+        margin += 32 if spec.value_dim // config.threads_n > 16 else 0
         margin += 32 if spec.alignment != VECTOR_ALIGNMENT else 0
         return Resources(
             threads=config.num_threads,
@@ -157,7 +159,7 @@ class FmaFwd(Family):
             "lse_type": "double" if spec.output == "float64" else "float",
             "share_kv": "true" if config.share_kv else "false",
             "aligned": "true" if spec.alignment == VECTOR_ALIGNMENT else "false",
-            "out_pack": math.gcd(PACK, spec.head_dim // config.threads_n),
+            "out_pack": math.gcd(PACK, spec.value_dim // config.threads_n),
             "shared_memory": shared_memory(config, spec),
         }
 
@@ -167,18 +169,18 @@ class FmaFwd(Family):
 
     def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
         assert isinstance(config, FmaFwdConfig)
-        dim, item = problem.head_dim, ITEM_BYTES[problem.dtype]
+        dim, value_dim, item = problem.head_dim, problem.value_dim, ITEM_BYTES[problem.dtype]
         accum = ITEM_BYTES[config.accumulate]
         steps, longest = walk(problem, config.block_m, config.block_n)
         scores = config.block_m * config.block_n
-        dims = dim // config.threads_n
+        dims = value_dim // config.threads_n
         out_pack = math.gcd(PACK, dims)
         chunks = -(-dims // CHUNK)
         loads_queries_keys = (config.rows + config.keys) * dim // PACK * _load_bytes(PACK * item)
         loads_weights = chunks * config.rows * config.block_n // PACK * _load_bytes(PACK * accum)
         loads_values = config.block_n * dims // out_pack * _load_bytes(out_pack * item)
         reads = config.num_threads // 32 * (loads_queries_keys + loads_weights + loads_values)
-        keys_values = 2 * config.block_n * dim * item
+        keys_values = config.block_n * (dim + value_dim) * item
         rate = _FMA_EFFICIENCY * fp32_flops_clock(gpu)
         if config.accumulate == "float64":
             rate *= _FLOAT64_RATE.get(gpu.capability, 1 / 64)
@@ -186,23 +188,23 @@ class FmaFwd(Family):
             tiles=self.tiles(config, problem),
             steps=steps,
             longest=longest,
-            flops=4 * scores * dim,
+            flops=2 * scores * (dim + value_dim),
             flops_clock=rate,
             tensor=False,
             exponentials=scores,
-            alu=_SCORE_OPERATIONS * scores + config.block_m * dim,
+            alu=_SCORE_OPERATIONS * scores + config.block_m * value_dim,
             shared_bytes=reads + keys_values + scores * accum,
             step_bytes=keys_values,
-            tile_bytes=config.block_m * dim * (item + ITEM_BYTES[problem.spec.output]),
+            tile_bytes=config.block_m * (dim * item + value_dim * ITEM_BYTES[problem.spec.output]),
             stages=0,
         )
 
 
 def shared_memory(config: FmaFwdConfig, spec: Spec) -> int:
-    """Bytes for the weights, Q, K and V; rows are padded."""
+    """Bytes for the weights, Q, K and V; rows are padded. A tile that K and V share holds the wider."""
     weights = config.block_m * (config.block_n + PACK) * ITEM_BYTES[config.accumulate]
-    row = (spec.head_dim + PACK) * ITEM_BYTES[spec.dtype]
-    return weights + row * (config.block_m + config.block_n * (1 if config.share_kv else 2))
+    row, row_v = ((width + PACK) * ITEM_BYTES[spec.dtype] for width in (spec.head_dim, spec.value_dim))
+    return weights + row * config.block_m + config.block_n * (max(row, row_v) if config.share_kv else row + row_v)
 
 
 def _load_bytes(lane_bytes: int) -> int:
@@ -212,7 +214,7 @@ def _load_bytes(lane_bytes: int) -> int:
 
 def registers(config: FmaFwdConfig, spec: Spec) -> int:
     """Estimate of the registers that a thread needs at once."""
-    rows, dims = config.rows, spec.head_dim // config.threads_n
+    rows, dims = config.rows, spec.value_dim // config.threads_n
     chunk = min(CHUNK, dims)
     scores = rows * config.keys + PACK * config.keys + PACK  # S = Q K^T: the scores, a pack of K, a pack of Q
     values = rows + rows * chunk + PACK * rows + chunk  # P V: rescale, a chunk of the output, packs of P and V

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -12,6 +13,7 @@ from flashtune.codegen.families.fma_fwd import FmaFwd, FmaFwdConfig
 from flashtune.codegen.family import register_cap
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.gpu_table import GPUS
+from flashtune.codegen.model import predict
 from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
 from flashtune.codegen.render import render_source
 from flashtune.errors import InvalidInput
@@ -40,6 +42,8 @@ def config(**changes: object) -> FmaFwdConfig:
         (replace(SPEC, head_dim=260), "head_dim=260 is not supported. Supported: multiples of 8 from 8 to 256"),
         (replace(SPEC, head_dim=264), "head_dim=264 is not supported. Supported: multiples of 8 from 8 to 256"),
         (replace(SPEC, head_dim=0), "head_dim=0 is not supported. Supported: multiples of 8 from 8 to 256"),
+        (replace(SPEC, head_dim_v=20), "head_dim_v=20 is not supported. Supported: multiples of 8 from 8 to 256"),
+        (replace(SPEC, head_dim_v=264), "head_dim_v=264 is not supported. Supported: multiples of 8 from 8 to 256"),
         (replace(SPEC, dtype="int8"), "dtype=int8 is not supported. Supported: float16, bfloat16, float32"),
         (replace(SPEC, op="decode"), "op=decode is not supported. Supported: forward"),
     ],
@@ -64,6 +68,18 @@ def test_every_gpu_serves_every_head_dim_without_spills(gpu: str, dtype: str) ->
                 chosen = FAMILY.default(spec, GPUS[gpu])
                 assert FAMILY.illegal(chosen, spec, GPUS[gpu]) is None, f"{spec} {chosen}"
                 assert FAMILY.resources(chosen, spec).spill_free, f"{spec} {chosen}"
+
+
+@pytest.mark.parametrize("gpu", ["t4", "rtx-4090", "h200"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_pair_of_widths_has_a_default_without_spills(gpu: str, dtype: str) -> None:
+    for head_dim, head_dim_v in itertools.product((8, 40, 64, 136, 192, 256), (8, 24, 72, 128, 200, 256)):
+        for out_dtype in ("", "float64"):
+            spec = Spec(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v, out_dtype=out_dtype)
+            assert FAMILY.unsupported(spec, GPUS[gpu]) is None
+            chosen = FAMILY.default(spec, GPUS[gpu])
+            assert FAMILY.illegal(chosen, spec, GPUS[gpu]) is None, f"{spec} {chosen}"
+            assert FAMILY.resources(chosen, spec).spill_free, f"{spec} {chosen}"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +109,13 @@ def test_illegal_says_why(changes: dict[str, object], gpu: str, reason: str) -> 
 def test_threads_must_divide_the_head_dim() -> None:
     reason = "head_dim=72 can't be divided among threads_n=16"
     assert FAMILY.illegal(config(threads_n=16), replace(SPEC, head_dim=72), H200) == reason
+
+
+def test_threads_share_the_columns_of_values_not_of_keys() -> None:
+    reason = "head_dim_v=72 can't be divided among threads_n=16"
+    assert FAMILY.illegal(config(threads_n=16), replace(SPEC, head_dim_v=72), H200) == reason
+    assert FAMILY.illegal(config(threads_n=16), replace(SPEC, head_dim=72, head_dim_v=64), H200) is None
+    assert FAMILY.names(config(threads_n=16), replace(SPEC, head_dim_v=32))["out_pack"] == 2
 
 
 def test_a_double_output_needs_double_sums() -> None:
@@ -142,6 +165,30 @@ def test_shared_memory_is_counted_as_the_kernel_lays_it_out() -> None:
     assert FAMILY.resources(config(accumulate="float64"), SPEC).shared_memory == 64 * 68 * 8 + 3 * 64 * 68 * 4
 
 
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 40), (40, 64)])
+def test_a_tile_that_keys_and_values_share_holds_the_wider(head_dim: int, head_dim_v: int) -> None:
+    spec = replace(SPEC, head_dim=head_dim, head_dim_v=head_dim_v)
+    weights, queries, keys, values = (64 * 4 * (width + 4) for width in (64, head_dim, head_dim, head_dim_v))
+    assert FAMILY.resources(config(), spec).shared_memory == weights + queries + keys + values
+    assert FAMILY.resources(config(share_kv=True), spec).shared_memory == weights + queries + max(keys, values)
+
+
+def test_work_and_registers_follow_the_width_of_values() -> None:
+    sizes = {"dtype": "float16", "batch": 2, "seqlen_q": 200, "seqlen_k": 300, "num_heads": 4, "num_heads_kv": 2}
+    narrow, plain, wide = (
+        Problem(head_dim=64, head_dim_v=head_dim_v, **sizes)  # type: ignore[arg-type]
+        for head_dim_v in (32, 0, 128)
+    )
+    assert FAMILY.resources(config(), narrow.spec).registers < FAMILY.resources(config(), plain.spec).registers
+    assert FAMILY.resources(config(), plain.spec).registers < FAMILY.resources(config(), wide.spec).registers
+    works = [FAMILY.work(config(), each, H200) for each in (narrow, plain, wide)]
+    assert [each.flops for each in works] == [2 * 64 * 64 * (64 + width) for width in (32, 64, 128)]
+    assert [each.step_bytes for each in works] == [2 * 64 * (64 + width) for width in (32, 64, 128)]
+    assert [each.tile_bytes for each in works] == [2 * 64 * (64 + width) for width in (32, 64, 128)]
+    times = [predict(each, config(), H200).seconds for each in (narrow, plain, wide)]
+    assert times == sorted(times)
+
+
 def test_tiles_cover_every_row_of_every_head() -> None:
     problem = Problem(
         dtype="float32", head_dim=64, batch=3, seqlen_q=129, seqlen_k=7, num_heads=10, num_heads_kv=5, causal=True
@@ -171,11 +218,12 @@ def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str) -> None:
     draw = random.Random(gpu)
     device = gpu_by_alias(gpu)
     assert device.arch == ARCHS[gpu]
-    for head_dim in (24, 64, 128, 256):
+    for head_dim, head_dim_v in ((24, 0), (64, 0), (128, 0), (256, 0), (192, 128), (40, 136)):
         dtype = draw.choice(["float16", "bfloat16", "float32"])
         spec = Spec(
             dtype=dtype,
             head_dim=head_dim,
+            head_dim_v=head_dim_v,
             causal=draw.random() < 0.5,
             alignment=draw.choice([16, 16, ITEM_BYTES[dtype]]),
         )

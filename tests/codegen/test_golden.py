@@ -86,6 +86,7 @@ POINTS: dict[str, tuple[Spec, Config]] = {
     ),
     "fma_fwd-float32-d64": (Spec(dtype="float32", head_dim=64), fma()),
     "fma_fwd-bfloat16-d128-causal": (Spec(dtype="bfloat16", head_dim=128, causal=True), fma()),
+    "fma_fwd-float16-d192-v128": (Spec(dtype="float16", head_dim=192, head_dim_v=128), fma(share_kv=True)),
     "fma_fwd-float16-d64-reference": (
         Spec(dtype="float16", head_dim=64, out_dtype="float64"),
         fma(accumulate="float64"),

@@ -17,6 +17,7 @@ from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.reference import rounded
 from flashtune.codegen.tolerance import attention_tolerances
+from flashtune.errors import InvalidInput
 
 pytestmark = pytest.mark.emulate
 
@@ -53,11 +54,7 @@ def problem_of(dtype: str, seqlen_q: int, seqlen_k: int, head_dim: int, heads: s
 
 def random_inputs(problem: Problem, seed: int = 0) -> tuple[Array, Array, Array]:
     draw = np.random.default_rng(seed)
-    q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-    kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
-    q, k, v = (
-        rounded(draw.standard_normal(shape, dtype=np.float32), problem.dtype) for shape in (q_shape, kv_shape, kv_shape)
-    )
+    q, k, v = (rounded(draw.standard_normal(shape, dtype=np.float32), problem.dtype) for shape in problem.shapes[:3])
     return q, k, v
 
 
@@ -100,6 +97,56 @@ CASES: dict[str, tuple[Config, Problem]] = {
 @pytest.mark.parametrize(("config", "problem"), CASES.values(), ids=CASES)
 def test_out_and_lse_agree_with_float64(config: Config, problem: Problem) -> None:
     compare(problem, config, *random_inputs(problem))
+
+
+WIDTHS = ((64, 40), (40, 64), (192, 128), (8, 256), (256, 8))
+"""Columns of q and k, and of v."""
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("widths", WIDTHS, ids="{0[0]}/{0[1]}".format)
+@pytest.mark.parametrize("share_kv", [False, True])
+def test_values_of_another_width(share_kv: bool, widths: tuple[int, int], dtype: str, causal: bool) -> None:
+    head_dim, head_dim_v = widths
+    problem = problem_of(dtype, 37, 53, head_dim, "4/2", head_dim_v=head_dim_v, causal=causal)
+    compare(problem, config_of("fma_fwd", share_kv=share_kv), *random_inputs(problem))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        problem_of("float16", 130, 67, 192, "3/1", head_dim_v=128, batch=2, causal=True),  # 63 rows see no key
+        problem_of("float32", 33, 65, 40, head_dim_v=64, alignment=4, causal=True),
+        problem_of("float16", 33, 65, 64, head_dim_v=40, alignment=2),
+        problem_of("bfloat16", 1, 131, 128, head_dim_v=64),
+        problem_of("float16", 17, 35, 192, head_dim_v=128, out_dtype="float64"),
+        problem_of("float32", 17, 35, 72, head_dim_v=40, out_dtype="float64", causal=True),
+        problem_of("float32", 3, 0, 64, head_dim_v=40),
+    ],
+    ids=str,
+)
+def test_defaults_for_values_of_another_width(problem: Problem) -> None:
+    compare(problem, family("fma_fwd").default(problem.spec, H200), *random_inputs(problem))
+
+
+def test_narrow_values_are_the_first_columns_of_wide_ones() -> None:
+    """Bit for bit, with strides of their own, and an output whose rows lie farther apart than they are wide."""
+    wide = problem_of("float16", 20, 45, 24, "4/2", batch=2, causal=True)
+    narrow = problem_of("float16", 20, 45, 24, "4/2", batch=2, causal=True, head_dim_v=16)
+    q, k, v = random_inputs(wide)
+    want = emulate(wide, config_of("fma_fwd"), q, k, v)
+    found = emulate(narrow, config_of("fma_fwd"), q, k, v[..., :16], out_strides=(4096, 96, 24, 1))
+    assert found.out.shape == (2, 20, 4, 16)
+    assert found.out.tobytes() == np.ascontiguousarray(want.out[..., :16]).tobytes()
+    assert found.lse.tobytes() == want.lse.tobytes()
+
+
+def test_a_v_of_the_width_of_k_is_refused() -> None:
+    problem = problem_of("float16", 3, 5, 24, head_dim_v=16)
+    q, k, _ = random_inputs(problem)
+    with pytest.raises(InvalidInput, match=r"v has shape \(1, 5, 1, 24\), the problem needs \(1, 5, 1, 16\)"):
+        emulate(problem, config_of("fma_fwd"), q, k, k)
 
 
 @pytest.mark.parametrize("name", ["sm90_fwd", "sm80_fwd", "fma_fwd"])

@@ -283,6 +283,8 @@ SETUPS = {
     "fma, unaligned": fma(alignment=4),
     "fma, strides": fma(options=SPREAD, spread=True),
     "fma, head dim 64": fma(head_dim=64),
+    "fma, narrow values": fma(head_dim_v=24),
+    "fma, wide values in the place of K": fma(config={"share_kv": True}, head_dim_v=40),
 }
 
 
@@ -331,9 +333,7 @@ def inputs(name: str) -> tuple[Problem, Inputs, tuple[Tolerance, Tolerance]]:
     setup = SETUPS[name]
     problem = Problem(**setup.problem)
     draw = np.random.default_rng(5)
-    q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-    kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
-    q, k, v = (draw.standard_normal(shape, dtype=np.float32) for shape in (q_shape, kv_shape, kv_shape))
+    q, k, v = (draw.standard_normal(shape, dtype=np.float32) for shape in problem.shapes[:3])
     if setup.values is not None:
         setup.values(q, k, v)
     q, k, v = (rounded(each, problem.dtype) for each in (q, k, v))

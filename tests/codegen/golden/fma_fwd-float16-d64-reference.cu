@@ -245,6 +245,7 @@ using Output = double;
 using Lse = double;
 using Accum = double;  // of scores, weights, sums and the output before it is rounded
 constexpr int kHeadDim = 64;
+constexpr int kValueDim = 64;           // columns of V and O; those of Q and K are kHeadDim
 constexpr int kBlockM = 16;             // query rows of a thread block
 constexpr int kBlockN = 16;             // keys of one step
 constexpr int kNumThreads = 64;     // of a thread block
@@ -260,22 +261,25 @@ constexpr int kOutPack = 4;  // neighbouring output columns of a thread
 constexpr int kThreadsM = kNumThreads / kThreadsN;
 constexpr int kRows = kBlockM / kThreadsM;
 constexpr int kKeys = kBlockN / kThreadsN;
-constexpr int kDims = kHeadDim / kThreadsN;
+constexpr int kDims = kValueDim / kThreadsN;
 constexpr int kPack = 4;                       // elements of one access to shared memory
 constexpr int kChunk = kDims < 8 ? kDims : 8;  // output columns of a thread that are worked on at once
-static_assert(kBlockM % kThreadsM == 0 && kBlockN % kThreadsN == 0 && kHeadDim % kThreadsN == 0, "whole tiles");
+static_assert(kBlockM % kThreadsM == 0 && kBlockN % kThreadsN == 0 && kValueDim % kThreadsN == 0, "whole tiles");
 static_assert(kDims % kOutPack == 0 && kChunk % kOutPack == 0, "whole packs");
 static_assert(32 % kThreadsN == 0, "the threads of a row are in one warp");
 
 // Shared memory. Padding makes a row an odd number of packs: reads down a column of packs then touch all banks.
-constexpr int kTileStride = kHeadDim + kPack;   // of Q, K, V: [rows, kHeadDim]
-constexpr int kWeightStride = kBlockN + kPack;  // of P: [kBlockM, kBlockN]
-constexpr int kTileBytes = kBlockN * kTileStride * int(sizeof(Input));
+constexpr int kTileStride = kHeadDim + kPack;    // of Q and K: [rows, kHeadDim]
+constexpr int kValueStride = kValueDim + kPack;  // of V: [kBlockN, kValueDim]
+constexpr int kWeightStride = kBlockN + kPack;   // of P: [kBlockM, kBlockN]
+constexpr int kKBytes = kBlockN * kTileStride * int(sizeof(Input));
+constexpr int kVBytes = kBlockN * kValueStride * int(sizeof(Input));
 constexpr int kWeightOffset = 0;
 constexpr int kQOffset = kWeightOffset + kBlockM * kWeightStride * int(sizeof(Accum));
 constexpr int kKOffset = kQOffset + kBlockM * kTileStride * int(sizeof(Input));
-constexpr int kVOffset = kShareKv ? kKOffset : kKOffset + kTileBytes;
-static_assert(kSharedBytes == kVOffset + kTileBytes, "shared memory as FmaFwd.resources() has it");
+constexpr int kVOffset = kShareKv ? kKOffset : kKOffset + kKBytes;
+constexpr int kEnd = kVOffset + (kShareKv && kKBytes > kVBytes ? kKBytes : kVBytes);  // a shared tile holds either
+static_assert(kSharedBytes == kEnd, "shared memory as FmaFwd.resources() has it");
 static_assert(kQOffset % 16 == 0 && kKOffset % 16 == 0 && kVOffset % 16 == 0, "every array is aligned");
 
 constexpr bool kPackHeads = false;
@@ -379,13 +383,14 @@ __device__ __forceinline__ Accum row_sum_of(Accum value) {
   return value;
 }
 
-// Copies kCount rows of one head to shared memory. Only the first `num_rows` exist: the others become zeros
-// and are not read.
-template <int kCount>
+// Copies kCount rows of kColumns elements of one head to shared memory, kPack more apart. Only the first `num_rows`
+// exist: the others become zeros and are not read.
+template <int kCount, int kColumns>
 __device__ __forceinline__ void load_tile(Input* tile_smem, const Input* rows_gmem, i64 stride_row, int num_rows) {
+  constexpr int kStride = kColumns + kPack;
   if constexpr (kAligned) {
     constexpr int kElements = 16 / int(sizeof(Input));
-    constexpr int kPerRow = kHeadDim / kElements;
+    constexpr int kPerRow = kColumns / kElements;
     constexpr int kWords = kPack * int(sizeof(Input)) / 4;
     using Wide = Pack<u32, 4>;
     using Stored = Pack<u32, kWords>;
@@ -404,19 +409,19 @@ __device__ __forceinline__ void load_tile(Input* tile_smem, const Input* rows_gm
         for (int word = 0; word < kWords; ++word) {
           stored.at[word] = wide.at[part * kWords + word];
         }
-        *reinterpret_cast<Stored*>(tile_smem + row * kTileStride + col + part * kPack) = stored;
+        *reinterpret_cast<Stored*>(tile_smem + row * kStride + col + part * kPack) = stored;
       }
     }
   } else {
 #pragma unroll 8
-    for (int index = threadIdx.x; index < kCount * kHeadDim; index += kNumThreads) {
-      const int row = index / kHeadDim;
-      const int col = index % kHeadDim;
+    for (int index = threadIdx.x; index < kCount * kColumns; index += kNumThreads) {
+      const int row = index / kColumns;
+      const int col = index % kColumns;
       Input element = {};
       if (row < num_rows) {
         element = rows_gmem[row * stride_row + col];
       }
-      tile_smem[row * kTileStride + col] = element;
+      tile_smem[row * kStride + col] = element;
     }
   }
 }
@@ -478,7 +483,7 @@ __device__ __forceinline__ void multiply_weights_values(Accum (&out_rmem)[kRows]
 #pragma unroll
         for (int dim = 0; dim < count; dim += kOutPack) {
           const Elements loaded =
-              *reinterpret_cast<const Elements*>(v_smem + (key + step) * kTileStride + (begin + dim) * kThreadsN);
+              *reinterpret_cast<const Elements*>(v_smem + (key + step) * kValueStride + (begin + dim) * kThreadsN);
 #pragma unroll
           for (int part = 0; part < kOutPack; ++part) {
             v_rmem[dim + part] = to_accum(loaded.at[part]);
@@ -543,7 +548,7 @@ extern "C" __global__ void __launch_bounds__(kNumThreads, kBlocksPerSm) fma_fwd(
     row_max[row] = negative_infinity();
     row_sum[row] = 0;
   }
-  load_tile<kBlockM>(q_smem, q_gmem, params.q_stride_row, num_rows);
+  load_tile<kBlockM, kHeadDim>(q_smem, q_gmem, params.q_stride_row, num_rows);
 
   const int num_tiles_n = key_end > 0 ? (key_end - 1) / kBlockN + 1 : 0;
 #pragma unroll 1
@@ -556,9 +561,9 @@ extern "C" __global__ void __launch_bounds__(kNumThreads, kBlocksPerSm) fma_fwd(
     }
     // Wait: the slowest warp may still be reading the tiles of the last step.
     __syncthreads();
-    load_tile<kBlockN>(k_smem, k_gmem + key_begin * params.k_stride_row, params.k_stride_row, num_keys);
+    load_tile<kBlockN, kHeadDim>(k_smem, k_gmem + key_begin * params.k_stride_row, params.k_stride_row, num_keys);
     if constexpr (!kShareKv) {
-      load_tile<kBlockN>(v_smem, v_gmem + key_begin * params.v_stride_row, params.v_stride_row, num_keys);
+      load_tile<kBlockN, kValueDim>(v_smem, v_gmem + key_begin * params.v_stride_row, params.v_stride_row, num_keys);
     }
     __syncthreads();
 
@@ -568,7 +573,7 @@ extern "C" __global__ void __launch_bounds__(kNumThreads, kBlocksPerSm) fma_fwd(
     if constexpr (kShareKv) {
       // Wait: every warp has read K before V takes its place.
       __syncthreads();
-      load_tile<kBlockN>(v_smem, v_gmem + key_begin * params.v_stride_row, params.v_stride_row, num_keys);
+      load_tile<kBlockN, kValueDim>(v_smem, v_gmem + key_begin * params.v_stride_row, params.v_stride_row, num_keys);
     }
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
@@ -613,7 +618,7 @@ extern "C" __global__ void __launch_bounds__(kNumThreads, kBlocksPerSm) fma_fwd(
       __syncwarp();
     }
 
-    // O = O exp(m - m') + P V                                          [kBlockM, kHeadDim]
+    // O = O exp(m - m') + P V                                          [kBlockM, kValueDim]
     const Accum* weights_row_smem = weights_smem + thread_m * kWeightStride;
     const Input* v_column_smem = v_smem + thread_n * kOutPack;
     if (kind == TileKind::kPartial) {
