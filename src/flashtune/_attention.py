@@ -29,14 +29,15 @@ def attention(
 
     Args:
         q: (batch, seqlen_q, num_heads, head_dim). On a GPU head_dim is a multiple of 8 from 8 to 256.
-        k, v: (batch, seqlen_k, num_heads_kv, head_dim). ``num_heads`` is a multiple of ``num_heads_kv``: query head h
+        k: (batch, seqlen_k, num_heads_kv, head_dim). ``num_heads`` is a multiple of ``num_heads_kv``: query head h
             reads key head ``h // (num_heads // num_heads_kv)``.
+        v: (batch, seqlen_k, num_heads_kv, head_dim_v). head_dim_v may be another than head_dim, with the same limits.
         causal: Key j is visible to query i when ``j <= i + seqlen_k - seqlen_q``: the last query sees every key.
         scale: Any number up to 2**127 in magnitude, 0 and negative ones too; None is ``1 / sqrt(head_dim)``.
         return_lse: Also return the natural logarithm of the sum of exp of the scaled visible scores: float32,
             contiguous (batch, num_heads, seqlen_q) for both layouts.
-        out: Receives the output: shape, dtype and device of q, last stride 1. Its memory range, from the first to the
-            last byte it reaches, may not touch that of q, k or v.
+        out: Receives the output: (batch, seqlen_q, num_heads, head_dim_v), dtype and device of q, last stride 1. Its
+            memory range, from the first to the last byte it reaches, may not touch that of q, k or v.
         layout: ``"bshd"`` as above, or ``"bhsd"`` with heads before rows, for q, k, v and out alike.
         config: Launch this config of a kernel family instead of the one that tuning or the default picks.
 
@@ -52,7 +53,8 @@ def attention(
     captured in a CUDA graph.
 
     Returns:
-        The output, contiguous with the shape of q unless ``out`` is given; with ``return_lse`` the pair (output, LSE).
+        The output, (batch, seqlen_q, num_heads, head_dim_v) in the layout of q, contiguous unless ``out`` is given;
+        with ``return_lse`` the pair (output, LSE).
 
     Raises:
         InvalidInput, InvalidType: An argument is wrong; nothing was allocated or launched. Also on a first call while

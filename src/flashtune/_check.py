@@ -44,7 +44,7 @@ class Call:
     copies: tuple[bool, bool, bool]
     """Whether q, k and v are copied first, since their last stride is not 1."""
     shape: tuple[int, ...]
-    """Of q and out, in the caller's layout."""
+    """Of out, in the caller's layout."""
     lse_shape: tuple[int, int, int]
     extents: tuple[Extent, Extent, Extent, Extent]
     """Of q, k, v and out as the caller gave them."""
@@ -65,12 +65,17 @@ def check_call(q: Facts, k: Facts, v: Facts, out: Facts | None, options: Options
             f"q has {num_heads} heads, k and v have {num_heads_kv}: both must be at least 1, and the heads of q a "
             "multiple of those of k and v"
         )
+    head_dim_v = v.shape[3]
+    for name, width in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):  # a Problem takes 0 for the width of k
+        if width < 1:
+            raise InvalidInput(f"{name}={width} must be at least 1")
+    shape = (*q.shape[:3], head_dim_v)
     if out is not None:
-        _check_out(out, q)
+        _check_out(out, q, shape)
 
     copies = (_needs_copy(q), _needs_copy(k), _needs_copy(v))
-    used = [_copied(each) if copied else each for each, copied in zip(inputs, copies, strict=True)]
-    used.append(_copied(q) if out is None else out)
+    used = [_contiguous(each, each.shape) if copied else each for each, copied in zip(inputs, copies, strict=True)]
+    used.append(out or _contiguous(q, shape))
     problem = Problem(
         dtype=q.dtype,
         head_dim=head_dim,
@@ -80,6 +85,7 @@ def check_call(q: Facts, k: Facts, v: Facts, out: Facts | None, options: Options
         num_heads=num_heads,
         num_heads_kv=num_heads_kv,
         causal=bool(causal),
+        head_dim_v=head_dim_v,
         alignment=VECTOR_ALIGNMENT if all(map(_is_aligned, used)) else q.item_bytes,
     )
     order = (batch_at, row_at, head_at)
@@ -92,9 +98,9 @@ def check_call(q: Facts, k: Facts, v: Facts, out: Facts | None, options: Options
         return_lse=bool(return_lse),
         config=config,
         copies=copies,
-        shape=q.shape,
+        shape=shape,
         lse_shape=(batch, num_heads, seqlen_q),
-        extents=(extent(q), extent(k), extent(v), extent(out or q)),
+        extents=(extent(q), extent(k), extent(v), extent(used[3])),
     )
 
 
@@ -180,7 +186,6 @@ def _check_dims(inputs: tuple[Facts, Facts, Facts], layout: str) -> None:
     batch_at, row_at, head_at = LAYOUTS[layout]
     must_agree = [
         (q, k, 3, "head_dim"),
-        (q, v, 3, "head_dim"),
         (q, k, batch_at, "batch"),
         (q, v, batch_at, "batch"),
         (k, v, row_at, "seqlen"),
@@ -194,9 +199,10 @@ def _check_dims(inputs: tuple[Facts, Facts, Facts], layout: str) -> None:
             )
 
 
-def _check_out(out: Facts, q: Facts) -> None:
-    if out.shape != q.shape:
-        raise InvalidInput(f"out has shape {out.shape}, it must have that of q: {q.shape}")
+def _check_out(out: Facts, q: Facts, shape: tuple[int, ...]) -> None:
+    if out.shape != shape:
+        of = "that of q" if shape == q.shape else "that of q with the head_dim of v"
+        raise InvalidInput(f"out has shape {out.shape}, it must have {of}: {shape}")
     if out.dtype != q.dtype:
         raise InvalidType(f"out has dtype {out.dtype}, it must have that of q: {q.dtype}")
     if out.device != q.device:
@@ -220,11 +226,9 @@ def _needs_copy(array: Facts) -> bool:
     return array.shape[3] > 1 and array.strides[3] != 1 and 0 not in array.shape
 
 
-def _copied(array: Facts) -> Facts:
-    """As its contiguous copy will be: allocators align to 16 bytes and more."""
-    return Facts(
-        array.name, array.shape, contiguous_strides(array.shape), array.dtype, array.item_bytes, array.device, 0
-    )
+def _contiguous(like: Facts, shape: tuple[int, ...]) -> Facts:
+    """A new array, a copy or the output, as it will be: allocators align to 16 bytes and more."""
+    return Facts(like.name, shape, contiguous_strides(shape), like.dtype, like.item_bytes, like.device, 0)
 
 
 def _is_aligned(array: Facts) -> bool:

@@ -43,13 +43,12 @@ class CupyArrays(GpuArrays):
             q_address = q_data.ptr
             k_address = k_data.ptr
             v_address = v_data.ptr
-            shape = q.shape
             dtype = q.dtype
             strides: Any = None  # contiguous: the shapes say it all
             if not (self._knows_contiguous and q._c_contiguous and k._c_contiguous and v._c_contiguous):
                 strides = q.strides, k.strides, v.strides
             key: tuple[Any, ...] = (
-                shape,
+                q.shape,
                 k.shape,
                 v.shape,
                 strides,
@@ -77,7 +76,7 @@ class CupyArrays(GpuArrays):
         if self._context() != ready.context:
             return self.launch_uncommon(ready, q, k, v, out)
         if out is None:
-            out = self._array(shape, dtype)
+            out = self._array(ready.shape, dtype)
             out_address = out.data.ptr
         else:
             check_overlap(ready.extents, q_address, k_address, v_address, out_address)

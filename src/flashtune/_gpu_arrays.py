@@ -152,7 +152,7 @@ class GpuArrays(ArrayKind):
             )
             if any(call.copies):
                 self.keep(self.stream(ready.device), q_used, k_used, v_used)
-            result = self.empty(tuple(q.shape), call.problem.dtype, q) if out is None else out
+            result = self.empty(call.shape, call.problem.dtype, q) if out is None else out
             lse = self.empty(call.lse_shape, "float32", q) if call.return_lse else None
             if not call.empty:
                 ready.launch(

@@ -113,13 +113,9 @@ class FakeBound:
             )
         )
         dtype = np.dtype(problem.dtype)
-        queries = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-        keys = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
         q_at, k_at, v_at, out_at = (
             view(address, shape, (*strides, 1), dtype)
-            for address, shape, strides in zip(
-                (q, k, v, out), (queries, keys, keys, queries), self.strides, strict=True
-            )
+            for address, shape, strides in zip((q, k, v, out), problem.shapes, self.strides, strict=True)
         )
         result, logsumexp = tiled_attention(q_at, k_at, v_at, causal=problem.causal, scale=self.scale)
         out_at[...] = result

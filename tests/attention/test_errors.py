@@ -47,7 +47,6 @@ SHAPES: list[tuple[str, Shape, Shape, Shape, type[Exception], list[str]]] = [
     ("rank of v", (1, 4, 2, 16), (1, 4, 2, 16), (1, 1, 4, 2, 16), InvalidInput, ["v", "5 dimensions"]),
     ("rank 0", (), (1, 4, 2, 16), (1, 4, 2, 16), InvalidInput, ["q", "0 dimensions"]),
     ("head_dim of k", (1, 4, 2, 16), (1, 4, 2, 24), (1, 4, 2, 16), InvalidInput, ["k", "head_dim 16", "head_dim 24"]),
-    ("head_dim of v", (1, 4, 2, 16), (1, 4, 2, 16), (1, 4, 2, 8), InvalidInput, ["v", "head_dim 16", "head_dim 8"]),
     ("batch", (2, 4, 2, 16), (3, 4, 2, 16), (3, 4, 2, 16), InvalidInput, ["q has batch 2", "k has batch 3"]),
     ("batch of v", (2, 4, 2, 16), (2, 4, 2, 16), (1, 4, 2, 16), InvalidInput, ["q has batch 2", "v has batch 1"]),
     ("seqlen of v", (1, 4, 2, 16), (1, 5, 2, 16), (1, 6, 2, 16), InvalidInput, ["k has seqlen 5", "v has seqlen 6"]),
@@ -58,6 +57,8 @@ SHAPES: list[tuple[str, Shape, Shape, Shape, type[Exception], list[str]]] = [
     ("2 and 4", (1, 4, 2, 16), (1, 4, 4, 16), (1, 4, 4, 16), InvalidInput, ["2 heads", "have 4"]),
     ("0 and 0", (1, 4, 0, 16), (1, 4, 0, 16), (1, 4, 0, 16), InvalidInput, ["0 heads", "have 0"]),
     ("head_dim 0", (1, 4, 2, 0), (1, 4, 2, 0), (1, 4, 2, 0), InvalidInput, ["head_dim=0", "at least 1"]),
+    ("head_dim_v 0", (1, 4, 2, 16), (1, 4, 2, 16), (1, 4, 2, 0), InvalidInput, ["head_dim_v=0", "at least 1"]),
+    ("no query, head_dim_v 0", (1, 0, 2, 16), (1, 4, 2, 16), (1, 4, 2, 0), InvalidInput, ["head_dim_v=0"]),
     *(
         (f"head_dim {dim}", (1, 4, 2, dim), (1, 4, 2, dim), (1, 4, 2, dim), UnsupportedProblem, [str(dim), "8 to 256"])
         for dim in (1, 7, 20, 257, 260, 320, 512)
@@ -177,6 +178,7 @@ def test_a_config_of_no_family(fakes: Any) -> None:
 Out = Callable[[Any, Any], Any]
 OUTS: dict[str, tuple[Out, type[Exception], list[str]]] = {
     "shape": (lambda f, q: f.random(1, 4, 2, 24), InvalidInput, ["(1, 4, 2, 24)", "(1, 4, 2, 16)"]),
+    "width": (lambda f, q: f.random(1, 4, 2, 8), InvalidInput, ["(1, 4, 2, 8)", "that of q: (1, 4, 2, 16)"]),
     "dtype": (lambda f, q: f.random(1, 4, 2, 16, dtype=np.float32), InvalidType, ["float32", "float16"]),
     "device": (lambda f, q: f.array(np.ones((1, 4, 2, 16), np.float16), 1), InvalidInput, ["cuda:1", "cuda:0"]),
     "last stride": (
@@ -205,6 +207,24 @@ def test_out(fakes: Any, case: str) -> None:
     make, error, words = OUTS[case]
     q = fakes.random(1, 4, 2, 16)
     refused(fakes, error, ["out", *words], q, q, q, out=make(fakes, q))
+
+
+@pytest.mark.parametrize(("layout", "width"), [("bshd", 8), ("bhsd", 24)])
+def test_out_has_the_columns_of_v(fakes: Any, layout: str, width: int) -> None:
+    q, v = fakes.random(1, 4, 4, 16), fakes.random(1, 4, 4, width)
+    words = ["out has shape (1, 4, 4, 16)", f"that of q with the head_dim of v: (1, 4, 4, {width})"]
+    refused(fakes, InvalidInput, words, q, q, v, out=fakes.random(1, 4, 4, 16), layout=layout)
+
+
+def test_out_that_overlaps_narrow_values(fakes: Any) -> None:
+    """8 columns of v, 8 of the output: the same memory, or the columns between."""
+    q, buffer = fakes.random(1, 4, 2, 16), np.ones((1, 4, 2, 16), np.float16)
+    v, free = fakes.array(buffer[..., :8]), fakes.random(1, 4, 2, 8)
+    attention(q, q, v, out=free)
+    for columns in (slice(0, 8), slice(8, 16)):
+        with pytest.raises(InvalidInput, match=r"out .* overlaps v .* memory of its own"):
+            attention(q, q, v, out=fakes.array(buffer[..., columns]))
+    assert len(fakes.layer.launches) == 1
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])

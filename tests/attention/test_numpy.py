@@ -114,6 +114,27 @@ def test_heads_first_layout() -> None:
     np.testing.assert_allclose(got_lse, lse, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(24, 16), (16, 24), (5, 1), (3, 7)])
+def test_values_of_another_width(head_dim: int, head_dim_v: int, dtype: Any) -> None:
+    """Any width on the CPU; both layouts, with and without ``out``."""
+    random = np.random.default_rng(3)
+    q = random.standard_normal((2, 9, 4, head_dim)).astype(dtype)
+    k, v = (random.standard_normal((2, 7, 2, width)).astype(dtype) for width in (head_dim, head_dim_v))
+    out, lse = attention(q, k, v, causal=True, return_lse=True)
+    assert (out.shape, lse.shape, out.dtype) == ((2, 9, 4, head_dim_v), (2, 4, 9), dtype)
+    reference, reference_lse = plain_attention(q, k, v, causal=True)
+    plain, plain_lse = plain_attention(q, k, v, causal=True, compute_dtype=np.float32)
+    assert judge(out, plain, reference, np.dtype(dtype).name)
+    assert judge(lse, plain_lse, reference_lse, "float32")
+    filled = np.zeros((2, 4, 9, head_dim_v), dtype)
+    turned = [each.swapaxes(1, 2) for each in (q, k, v)]
+    assert attention(*turned, causal=True, layout="bhsd", out=filled) is filled
+    np.testing.assert_array_equal(filled.swapaxes(1, 2), out)
+    for wrong in (head_dim, head_dim_v + 1):
+        with pytest.raises(InvalidInput, match=r"out has shape .* that of q with the head_dim of v"):
+            attention(q, k, v, out=np.zeros((2, 9, 4, wrong), dtype))
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 2, 8), (1, 0, 2, 8)])
 def test_empty_results(shape: tuple[int, ...]) -> None:
     q, k = np.ones(shape, np.float32), np.ones((shape[0], 4, 2, 8), np.float32)
@@ -169,6 +190,7 @@ CONFIG = Sm80FwdConfig(block_m=64, block_n=64, num_warps=4, num_stages=1, q_in_r
         ({"v": Q.tolist()}, InvalidType, "v is a builtins.list"),
         ({"k": Q[0]}, InvalidInput, "k has shape .* takes 4"),
         ({"config": CONFIG}, InvalidInput, "config=sm80_fwd.* picks a GPU kernel"),
+        ({"v": Q[..., :0]}, InvalidInput, "head_dim_v=0 must be at least 1"),
         ({"scale": math.nan}, InvalidInput, "scale=nan"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
