@@ -141,12 +141,12 @@ class DeviceBench:
     def _check_full(self, problem: Problem, config: Config) -> str:
         """What is wrong with the full-size result; empty if nothing is."""
         arena = self._arena
-        count_q, _, count_lse = elements(problem)
+        counts = elements(problem)
         item = ITEM_BYTES[problem.spec.output]
-        out = arena.address("out", count_q * item + skew(problem)) + skew(problem)
-        lse = arena.address("lse", count_lse * 4)
-        runtime.memsetAsync(out, POISON, count_q * item, self._stream)
-        runtime.memsetAsync(lse, POISON, count_lse * 4, self._stream)
+        out = arena.address("out", counts.out * item + skew(problem)) + skew(problem)
+        lse = arena.address("lse", counts.lse * 4)
+        runtime.memsetAsync(out, POISON, counts.out * item, self._stream)
+        runtime.memsetAsync(lse, POISON, counts.lse * 4, self._stream)
         self._launcher(problem, config)()
         part = last_part(problem)
         reference, reference_lse = self._reference_addresses(problem)
@@ -175,22 +175,23 @@ class DeviceBench:
         )
 
     def _prepare(self, problem: Problem) -> str | None:
-        count_q, count_k, count_lse = elements(problem)
+        counts = elements(problem)
         part = last_part(problem)
-        part_q, _, part_lse = elements(part)
+        compared = elements(part)
         item = ITEM_BYTES[problem.dtype]
-        need = (2 * count_q + 2 * count_k) * item + count_lse * 4 + (part_q + part_lse) * 8 + SPARE_BYTES
+        tensors = (counts.q + counts.k + counts.v + counts.out) * item + counts.lse * 4
+        need = tensors + (compared.out + compared.lse) * 8 + SPARE_BYTES
         have = free_bytes() + self._arena.reusable_bytes
         if need > have:
             return f"needs {need / 1e9:.1f} GB of device memory, {have / 1e9:.1f} GB can be had"
-        self._arena.address("out", count_q * item + skew(problem))
-        self._arena.address("lse", count_lse * 4)
+        self._arena.address("out", counts.out * item + skew(problem))
+        self._arena.address("lse", counts.lse * 4)
         reference, reference_lse = self._reference_addresses(problem)
         q, k, v = self._inputs(problem)
         skipped = problem.batch - part.batch
-        q += (count_q - part_q) * item
-        k += skipped * (count_k // problem.batch) * item
-        v += skipped * (count_k // problem.batch) * item
+        q += (counts.q - compared.q) * item
+        k += skipped * (counts.k // problem.batch) * item
+        v += skipped * (counts.v // problem.batch) * item
         plan = reference_plan(problem, self.gpu)
         bound = load(plan, self.index).bind(contiguous(plan.problem), problem.default_scale)
         bound.launch(q, k, v, reference, reference_lse, self._stream)
@@ -198,23 +199,23 @@ class DeviceBench:
         return None
 
     def _reference_addresses(self, problem: Problem) -> tuple[int, int]:
-        part_q, _, part_lse = elements(last_part(problem))
+        compared = elements(last_part(problem))
         key = problem.key
         return (
-            self._arena.address(f"reference-{key}", part_q * 8),
-            self._arena.address(f"reference-lse-{key}", part_lse * 8),
+            self._arena.address(f"reference-{key}", compared.out * 8),
+            self._arena.address(f"reference-lse-{key}", compared.lse * 8),
         )
 
     # Launching
 
     def _inputs(self, problem: Problem) -> tuple[int, int, int]:
         """Addresses of q, k, v, which all problems of a dtype share."""
-        count_q, count_k, _ = elements(problem)
+        counts = elements(problem)
         offset = skew(problem)
         spare = offset // ITEM_BYTES[problem.dtype]
         q, k, v = (
             self._arena.random(name, problem.dtype, count + spare, INPUT_SEEDS[name]) + offset
-            for name, count in (("q", count_q), ("k", count_k), ("v", count_k))
+            for name, count in (("q", counts.q), ("k", counts.k), ("v", counts.v))
         )
         return q, k, v
 
@@ -224,10 +225,10 @@ class DeviceBench:
             self._bound[key] = self._bind(problem, config)
         bound = self._bound[key]
         offset = skew(problem)
-        count_q, _, count_lse = elements(problem)
+        counts = elements(problem)
         q, k, v = self._inputs(problem)
-        out = self._arena.address("out", count_q * ITEM_BYTES[problem.spec.output] + offset) + offset
-        lse = self._arena.address("lse", count_lse * 4)
+        out = self._arena.address("out", counts.out * ITEM_BYTES[problem.spec.output] + offset) + offset
+        lse = self._arena.address("lse", counts.lse * 4)
         arena = self._arena  # asked at each launch: another config's workspace may have moved it
         return lambda: bound.launch(q, k, v, out, lse, self._stream, workspace_address(arena, bound))
 
@@ -236,7 +237,7 @@ class DeviceBench:
         return load(plan, self.index).bind(contiguous(problem), problem.default_scale)
 
     def _comparer(self, spec: Spec) -> Comparer:
-        key = spec.output, spec.head_dim
+        key = spec.output, spec.value_dim
         if key not in self._comparers:
             self._comparers[key] = Comparer(spec, self.gpu)
         return self._comparers[key]
@@ -268,8 +269,8 @@ def last_part(problem: Problem) -> Problem:
 
     Its queries and output are the end of those of ``problem``; with causal aligned bottom-right its mask is the same.
     """
-    entry = problem.seqlen_q * problem.num_heads * problem.head_dim
+    entry = problem.seqlen_q * problem.num_heads * problem.value_dim
     if entry <= REFERENCE_ELEMENTS:
         return dataclasses.replace(problem, batch=min(problem.batch, REFERENCE_ELEMENTS // entry))
-    rows = max(1, REFERENCE_ELEMENTS // (problem.num_heads * problem.head_dim))
+    rows = max(1, REFERENCE_ELEMENTS // (problem.num_heads * problem.value_dim))
     return dataclasses.replace(problem, batch=1, seqlen_q=min(rows, problem.seqlen_q))

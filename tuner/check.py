@@ -23,7 +23,7 @@ def check_sample(sample: Sample, bound: BoundPlan, arena: Arena, stream: int) ->
     Output and LSE are poisoned before each launch and lie between guard bytes; inputs must stay as they were.
     """
     problem = sample.problem
-    count_q, _, count_lse = elements(problem)
+    counts = elements(problem)
     offset = skew(problem)
     host = {"q": sample.q, "k": sample.k, "v": sample.v}
     addresses = {
@@ -33,11 +33,11 @@ def check_sample(sample: Sample, bound: BoundPlan, arena: Arena, stream: int) ->
     for name, values in host.items():
         upload(addresses[name], values)
 
-    out_bytes = count_q * ITEM_BYTES[problem.spec.output]
+    out_bytes = counts.out * ITEM_BYTES[problem.spec.output]
     region = np.empty(2 * GUARD_BYTES + offset + out_bytes, np.uint8)
     region_address = arena.address("sample-out", region.nbytes)
     lse = np.empty((problem.batch, problem.num_heads, problem.seqlen_q), np.float32)
-    lse_address = arena.address("sample-lse", count_lse * 4)
+    lse_address = arena.address("sample-lse", counts.lse * 4)
     workspace = workspace_address(arena, bound)
     results = []
     for _ in range(2):  # equal inputs must give equal bits: a race may show
@@ -63,9 +63,8 @@ def check_sample(sample: Sample, bound: BoundPlan, arena: Arena, stream: int) ->
             return _wrong(f"changed its input {name}")
     if any(not np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(*results, strict=True)):
         return _wrong("two launches with equal inputs differ")
-    shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
     raw = np.ascontiguousarray(region[begin : begin + out_bytes])
-    ours = from_memory(raw, problem.spec.output).reshape(shape)
+    ours = from_memory(raw, problem.spec.output).reshape(problem.shapes[3])
     judged, judged_lse = sample.out.judge(ours), sample.lse.judge(lse)
     if not judged:
         return _wrong(f"{problem}: out {judged}", judged.max_error, judged.rms_error)

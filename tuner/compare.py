@@ -48,11 +48,11 @@ class Difference:
 def compare_source(spec: Spec) -> Source:
     """The source of the comparison kernel for results of ``spec``."""
     template = environment().get_template("compare.cu.jinja")
-    return Source("compare.cu", template.render(element=_ELEMENTS[spec.output], head_dim=spec.head_dim))
+    return Source("compare.cu", template.render(element=_ELEMENTS[spec.output], head_dim=spec.value_dim))
 
 
 class Comparer:
-    """The comparison kernel of one dtype and head_dim, loaded on the current device."""
+    """The comparison kernel of one dtype and width of the output, loaded on the current device."""
 
     def __init__(self, spec: Spec, gpu: Gpu) -> None:
         self._module = Module()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 from cupy.cuda import runtime
@@ -11,7 +11,7 @@ from cupy.cuda import runtime
 from flashtune.codegen.bits import Array
 from flashtune.codegen.launch import BoundPlan
 from flashtune.codegen.plan import Strides
-from flashtune.codegen.problem import ITEM_BYTES, VECTOR_ALIGNMENT, Problem
+from flashtune.codegen.problem import ITEM_BYTES, VECTOR_ALIGNMENT, Problem, Shape
 
 from .inputs import random_values
 
@@ -92,21 +92,26 @@ def skew(problem: Problem) -> int:
     return 0 if problem.alignment == VECTOR_ALIGNMENT else problem.alignment
 
 
-def elements(problem: Problem) -> tuple[int, int, int]:
-    """Elements of q (and out), of k (and v), and of the LSE."""
-    rows, keys = problem.batch * problem.seqlen_q, problem.batch * problem.seqlen_k
-    return (
-        rows * problem.num_heads * problem.head_dim,
-        keys * problem.num_heads_kv * problem.head_dim,
-        rows * problem.num_heads,
-    )
+class Elements(NamedTuple):
+    """How many elements the tensors of a problem have."""
+
+    q: int
+    k: int
+    v: int
+    out: int
+    lse: int
+
+
+def elements(problem: Problem) -> Elements:
+    q, k, v, out = map(math.prod, problem.shapes)
+    return Elements(q, k, v, out, lse=problem.batch * problem.seqlen_q * problem.num_heads)
 
 
 def contiguous(problem: Problem) -> tuple[Strides, Strides, Strides, Strides]:
-    """Strides of contiguous (batch, seqlen, heads, head_dim) tensors q, k, v, out."""
+    """Strides of contiguous (batch, seqlen, heads, columns) tensors q, k, v, out."""
 
-    def of(seqlen: int, heads: int) -> Strides:
-        return (math.prod((seqlen, heads, problem.head_dim)), heads * problem.head_dim, problem.head_dim)
+    def of(shape: Shape) -> Strides:
+        return (math.prod(shape[1:]), math.prod(shape[2:]), shape[3])
 
-    q, k = of(problem.seqlen_q, problem.num_heads), of(problem.seqlen_k, problem.num_heads_kv)
-    return q, k, k, q
+    q, k, v, out = map(of, problem.shapes)
+    return q, k, v, out

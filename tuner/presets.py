@@ -59,7 +59,7 @@ def _llm() -> list[Problem]:
 
 
 def _wide() -> list[Problem]:
-    """Beside the grid: float16, head_dim 96 and 192, grouped heads, one short sequence, decoding."""
+    """Beside the grid: float16, head_dim 96 and 192, grouped heads, one short sequence, decoding, narrower values."""
     both = (False, True)
     return [
         *(replace(_square(4, 4096, 16, 128, causal=causal), dtype="float16") for causal in both),
@@ -70,6 +70,7 @@ def _wide() -> list[Problem]:
         replace(_square(1, 8192, 32, 128, heads_kv=8), seqlen_q=1),
         replace(_square(8, 8192, 32, 128, heads_kv=8), seqlen_q=1),
         replace(_square(64, 2048, 32, 128), seqlen_q=1),
+        *(replace(_square(4, 4096, 16, 192, causal=causal), head_dim_v=128) for causal in both),
     ]
 
 

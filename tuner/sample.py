@@ -56,13 +56,11 @@ def _sample(
         causal=spec.causal,
         alignment=spec.alignment,
         out_dtype=spec.out_dtype,
+        head_dim_v=spec.head_dim_v,
     )
-    q_shape = (batch, seqlen_q, num_heads, spec.head_dim)
-    k_shape = (batch, seqlen_k, num_heads_kv, spec.head_dim)
-    shapes = (q_shape, k_shape, k_shape)
     raw_q, raw_k, raw_v = (
         random_values(spec.dtype, int(np.prod(shape)), 100 * seed + index).reshape(shape)
-        for index, shape in enumerate(shapes)
+        for index, shape in enumerate(problem.shapes[:3])
     )
     q, k, v = (from_memory(each, spec.dtype) for each in (raw_q, raw_k, raw_v))
     out, lse = attention_tolerances(q, k, v, causal=spec.causal, dtype=spec.dtype, out_dtype=spec.out_dtype)

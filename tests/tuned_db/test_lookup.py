@@ -115,6 +115,27 @@ def test_a_neighbour_has_the_same_spec(look: Make, store: Store, measurement: Ma
     assert look().level == "default"
 
 
+def test_a_winner_for_values_of_another_width_is_never_used(
+    look: Make, store: Store, measurement: Make, problem: Make, prediction: Make, ship: Callable[..., None]
+) -> None:
+    """Neither exact nor near nor borrowed, in both directions; and both are found where they belong."""
+    narrow = problem(head_dim_v=32)
+    store.record_prediction(prediction(problem=narrow))
+    ship(measurement(problem=narrow))
+    store.record_all([measurement(problem=narrow), measurement(problem=problem(head_dim_v=32, batch=4))])
+    for gpu in (H200, H100):
+        assert look(gpu=gpu).level == "default"
+        assert look(problem(head_dim_v=128), gpu=gpu).level == "default"
+    found = look(narrow)
+    assert found.level == "exact"
+    assert found.measurement is not None
+    assert found.measurement.problem == narrow
+    assert look(problem(head_dim_v=32, batch=8)).level == "neighbour"
+    plain = store.record(measurement())
+    assert look().measurement == plain
+    assert look(problem(head_dim_v=64)).measurement == plain, "as wide as the keys"
+
+
 def test_exact_comes_before_older_before_neighbour(look: Make, store: Store, measurement: Make, problem: Make) -> None:
     store.record(measurement(problem=problem(batch=4)))
     assert look().level == "neighbour"

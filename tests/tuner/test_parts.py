@@ -80,11 +80,18 @@ def test_a_meter_runs_from_one_to_zero() -> None:
     assert counted.left == 0.25
 
 
-@pytest.mark.parametrize(("name", "count"), [("quick", 4), ("grid", 36), ("wide", 13), ("llm", 8)])
+@pytest.mark.parametrize(("name", "count"), [("quick", 4), ("grid", 36), ("wide", 15), ("llm", 8)])
 def test_presets_hold_distinct_problems_that_the_default_gpu_serves(name: str, count: int) -> None:
     problems = preset(name)
     assert len(set(problems)) == count
     assert all(FAMILY.unsupported(each.spec, gpu_by_alias("h100")) is None for each in problems)
+
+
+def test_problems_that_were_measured_keep_their_place() -> None:
+    """Result files of the wide set list its problems in order: what is new comes last."""
+    narrow = [each for each in preset("wide") if each.head_dim_v]
+    assert [str(each) for each in narrow] == ["bfloat16 d192/128 b4 s4096 h16", "bfloat16 d192/128 b4 s4096 h16 causal"]
+    assert preset("wide")[-2:] == narrow
 
 
 def test_the_grid_needs_few_specs_and_keeps_tokens_and_width() -> None:
@@ -236,6 +243,15 @@ def test_memory_form_keeps_rounded_values(dtype: str) -> None:
     assert np.array_equal(from_memory(to_memory(values, dtype), dtype), values)
     assert values.std() == pytest.approx(1, abs=0.1)
     assert np.array_equal(random_values(dtype, 1000, seed=1), random_values(dtype, 2000, seed=1)[:1000])
+
+
+def test_samples_have_the_widths_of_their_spec() -> None:
+    for sample in samples(Spec(dtype="float16", head_dim=40, head_dim_v=24, causal=True)):
+        assert (sample.problem.head_dim, sample.problem.head_dim_v) == (40, 24)
+        assert (sample.q.shape[3], sample.k.shape[3], sample.v.shape[3]) == (40, 40, 24)
+        assert sample.out.reference.shape == sample.problem.shapes[3]
+        halves = (each.view(np.float16) for each in (sample.q, sample.k, sample.v))
+        assert sample.out.judge(plain_attention(*halves, causal=True, compute_dtype=np.float32)[0])
 
 
 def test_samples_reject_what_kernels_get_wrong() -> None:

@@ -19,6 +19,7 @@ import pytest
 from tuner_fakes import FAMILY, GPU
 
 from flashtune.codegen.bits import from_memory, to_memory
+from flashtune.codegen.families.fma_fwd import FmaFwd
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.reference import plain_attention
 from flashtune.tuner.build import Built
@@ -140,16 +141,15 @@ class Simulation:
             if candidate and self.crash:
                 self.runtime.broken = True
                 return
-            q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-            k_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
-            stored = [view(q, problem.dtype, q_shape), view(k, problem.dtype, k_shape), view(v, problem.dtype, k_shape)]
+            *shapes, out_shape = problem.shapes
+            stored = [view(at, problem.dtype, shape) for at, shape in zip((q, k, v), shapes, strict=True)]
             key = b"".join(each.tobytes()[:64] for each in stored)
             if key not in memory_results:
                 values = [from_memory(each, problem.dtype) for each in stored]
                 memory_results[key] = plain_attention(*values, causal=problem.causal)
             right, right_lse = memory_results[key]
             exact = problem.out_dtype == "float64"
-            out_view = view(out, problem.spec.output, q_shape)
+            out_view = view(out, problem.spec.output, out_shape)
             lse_view = view(lse, "float64" if exact else "float32", right_lse.shape)
             if exact:
                 out_view[...], lse_view[...] = right, right_lse
@@ -179,7 +179,7 @@ class HostComparer:
         self.spec = spec
 
     def compare(self, arena: Any, **given: Any) -> Any:
-        dtype, dim = self.spec.output, self.spec.head_dim
+        dtype, dim = self.spec.output, self.spec.value_dim
         rows, first = given["total_rows"], given["first_row"]
         ours = from_memory(view(given["out"], dtype, (rows, dim)), dtype).astype(np.float64)
         reference = view(given["reference"], "float64", (rows - first, dim))
@@ -210,6 +210,23 @@ def test_a_right_kernel_is_measured(simulation: Simulation) -> None:
     assert outcome.seconds == pytest.approx(LAUNCH_SECONDS)
     assert outcome.max_error is not None
     assert outcome.max_error > 0
+
+
+@pytest.mark.parametrize("head_dim_v", [16, 64])
+@pytest.mark.parametrize("limit", [10**6, 10 * 4 * 16])
+def test_values_of_another_width(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, limit: int, head_dim_v: int
+) -> None:
+    """Where all of the output has a reference and where only its last rows have; then with a fault."""
+    monkeypatch.setattr(bench, "REFERENCE_ELEMENTS", limit)
+    problem = dataclasses.replace(PROBLEM, head_dim_v=head_dim_v)
+    config = FmaFwd().default(problem.spec, GPU)
+    for wanted in (problem, PROBLEM, problem):  # buffers that the other problem has left
+        assert simulation.bench.prepare(wanted) is None
+        outcome = simulation.bench.attempt(wanted, config, BUILT, None)
+        assert outcome.status == "ok", outcome.message
+    simulation.only_at, simulation.change = problem, last_column
+    assert "rows" in simulation.bench.attempt(problem, config, BUILT, None).message
 
 
 def test_a_slow_kernel_is_only_screened(simulation: Simulation) -> None:
