@@ -60,6 +60,7 @@ def test_every_command_teaches_by_example(command: str) -> None:
         (["tune", "--gpu", "h100", "--preset", "huge"], "quick, grid, wide, llm"),
         (["tune", "--gpu", "h100", "--family", "nope"], "nope"),
         (["tune", "--gpu", "h100", *PROBLEM, "--heads-kv", "3"], "num_heads_kv=3"),
+        (["explain", "--gpu", "h100", *PROBLEM, "--head-dim-v", "-8"], "head_dim_v=-8 must be at least 0"),
         (["explain", "--gpu", "h1000", *PROBLEM], "h1000"),
         (["source", "--gpu", "h100", *PROBLEM, "--config", "block_q=3"], "block_q"),
         (["source", "--gpu", "h100", *PROBLEM, "--config", "block_n=3"], "block_n='3' is not allowed"),
@@ -128,6 +129,13 @@ def test_explain_names_level_and_evidence_without_a_gpu() -> None:
     assert "level" in output
     assert "evidence" in output
     assert "FLOP/byte" in output
+
+
+@pytest.mark.parametrize(("width", "shown", "value_dim"), [("40", "d64/40", 40), ("64", "d64", 64)])
+def test_values_of_another_width(width: str, shown: str, value_dim: int) -> None:
+    wanted = ["--gpu", "h100", *PROBLEM[:-1], "float32", "--head-dim-v", width]
+    assert f"float32 {shown} b1 s256 h4 " in call("explain", *wanted).output
+    assert f"kValueDim = {value_dim};" in call("source", *wanted).output
 
 
 def test_source_prints_the_kernel_of_the_given_config() -> None:

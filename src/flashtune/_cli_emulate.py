@@ -51,11 +51,7 @@ def _run(
     gpu = gpu_by_alias(gpu_name)
     config = asked_config(problem, gpu, family_name, parameters)
     draw = np.random.default_rng(seed)
-    q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-    kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
-    q, k, v = (
-        rounded(draw.standard_normal(shape, dtype=np.float32), problem.dtype) for shape in (q_shape, kv_shape, kv_shape)
-    )
+    q, k, v = (rounded(draw.standard_normal(shape, dtype=np.float32), problem.dtype) for shape in problem.shapes[:3])
     click.echo(f"{problem}: {config}, seed {seed}")
     result = run(problem, config, q, k, v, seed=seed, gpu=gpu, processes=os.cpu_count() or 1, timeout=timeout)
     click.echo(f"built in {result.build_seconds:.2f} s, ran in {result.run_seconds:.2f} s")

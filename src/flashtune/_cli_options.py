@@ -71,7 +71,8 @@ def problem_options(command: F) -> F:
     """The flags that describe one problem, as keyword arguments of ``command``."""
     options = [
         click.option("--dtype", type=click.Choice(DTYPES), help="Of q, k, v and the output. [default: bfloat16]"),
-        click.option("--head-dim", type=int, help="Multiple of 8 from 8 to 256."),
+        click.option("--head-dim", type=int, help="Columns of q and k: a multiple of 8 from 8 to 256."),
+        click.option("--head-dim-v", type=int, help="Columns of v and the output, likewise. [default: as --head-dim]"),
         click.option("--batch", type=int, help="[default: 1]"),
         click.option("--seqlen", type=int, help="Queries and keys."),
         click.option("--seqlen-q", type=int, help="Queries, where they differ from keys."),
@@ -86,7 +87,7 @@ def problem_options(command: F) -> F:
 
 
 PROBLEM_FLAGS = (
-    "dtype", "head_dim", "batch", "seqlen", "seqlen_q", "seqlen_k", "heads", "heads_kv", "causal",
+    "dtype", "head_dim", "head_dim_v", "batch", "seqlen", "seqlen_q", "seqlen_k", "heads", "heads_kv", "causal",
 )  # fmt: skip
 
 
@@ -118,6 +119,7 @@ def problem_from(given: dict[str, Any]) -> Problem:
         num_heads=given["heads"],
         num_heads_kv=given.get("heads_kv", given["heads"]),
         causal=given.get("causal", False),
+        head_dim_v=given.get("head_dim_v", 0),
     )
 
 

@@ -159,6 +159,7 @@ def explain(gpu: str | None, database: Path | None, **flags: Any) -> None:
     Examples:
       flashtune explain --seqlen 4096 --heads 16 --head-dim 128 --causal
       flashtune explain --gpu h100 --seqlen-q 1 --seqlen-k 8192 --heads 32 --heads-kv 8 --head-dim 128
+      flashtune explain --gpu h100 --seqlen 4096 --heads 16 --head-dim 192 --head-dim-v 128 --causal
     """
     from ._cli_show import show_explain
 
