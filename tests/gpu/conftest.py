@@ -29,6 +29,8 @@ from flashtune.codegen.problem import ITEM_BYTES, VECTOR_ALIGNMENT
 from flashtune.codegen.tolerance import attention_tolerances
 
 DTYPES = ("float16", "bfloat16", "float32")
+WIDTHS = ((192, 128), (128, 64), (64, 128), (72, 40))
+"""Columns of q and k, and of v where they are others."""
 GUARD = 64
 """Elements of NaN before and behind each array."""
 
@@ -45,10 +47,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def grid() -> list[Plan]:
-    """What `test_attention_grid` launches; most of it serves the other tests too."""
+    """What `test_attention_grid` and the cases of other widths launch; most of it serves the other tests too."""
     gpu, portable, plans = require_device(), FmaFwd(), []
-    cases = itertools.product(range(8, 257, 8), DTYPES, (False, True), Library.SHAPES, (True, False))
-    for head_dim, dtype, causal, shape, aligned in cases:
+    widths = (*((head_dim, 0) for head_dim in range(8, 257, 8)), *WIDTHS)
+    cases = itertools.product(widths, DTYPES, (False, True), Library.SHAPES, (True, False))
+    for (head_dim, head_dim_v), dtype, causal, shape, aligned in cases:
         batch, seqlen_q, seqlen_k, num_heads, num_heads_kv = shape
         problem = flashtune.Problem(
             dtype=dtype,
@@ -60,10 +63,11 @@ def grid() -> list[Plan]:
             num_heads_kv=num_heads_kv,
             causal=causal,
             alignment=VECTOR_ALIGNMENT if aligned else ITEM_BYTES[dtype],
+            head_dim_v=head_dim_v,
         )
-        if aligned or head_dim in (8, 40, 64, 128, 136, 256):
+        if aligned or head_dim_v or head_dim in (8, 40, 64, 128, 136, 256):
             plans.append(flashtune.plan(problem, gpu))
-        if aligned and head_dim in (8, 72, 256):
+        if aligned and (head_dim_v or head_dim in (8, 72, 256)):
             for accumulate in ("float32", "float64"):
                 config = replace(portable.default(problem.spec, gpu), accumulate=accumulate)
                 if portable.illegal(config, problem.spec, gpu) is None:
@@ -199,7 +203,7 @@ class Library:
     def run(self, q: Any, k: Any, v: Any, dtype: str, **options: Any) -> tuple[Any, Any]:
         """(output, LSE) of ``attention()`` on host values, float32, through guarded and poisoned memory."""
         placed = [self.put(each, dtype) for each in (q, k, v)]
-        out = self.put(np.full(np.shape(q), np.nan), dtype)
+        out = self.put(np.full((*np.shape(q)[:3], np.shape(v)[3]), np.nan), dtype)
         batch, seqlen_q, heads = np.shape(q)[:3]
         self.poison(batch * seqlen_q * heads)
         _, lse = attention(*(each.array for each in placed), out=out.array, return_lse=True, **options)
@@ -215,7 +219,7 @@ class Library:
         """Judges a result for the ``values`` of q, k and v by the tolerance rule; empty if it is right."""
         q, k, v = (decode(encode(each, dtype), dtype) for each in values)
         masks = {name: options[name] for name in ("causal", "scale") if name in options}
-        label = f"{self.name} {dtype} q{q.shape} k{k.shape} {label}"
+        label = f"{self.name} {dtype} q{q.shape} k{k.shape} v{v.shape} {label}"
         allowed = attention_tolerances(q, k, v, dtype=dtype, **masks)
         verdicts = zip(("out", "LSE"), (allowed[0].judge(out), allowed[1].judge(lse)), strict=True)
         return [f"{label}: {what} {verdict}" for what, verdict in verdicts if not verdict]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from flashtune import attention
 from flashtune.codegen.device import require_device
+from flashtune.codegen.families.fma_fwd import FmaFwd
 from flashtune.codegen.family import supporting
 from flashtune.codegen.problem import Spec
 from flashtune.errors import FlashtuneError, InvalidInput, UnsupportedProblem
@@ -21,6 +23,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
 
 INFINITY = math.inf
 HEAD_DIMS = (8, 16, 24, 40, 56, 64, 72, 80, 96, 112, 128, 256)
+WIDTHS = ((192, 128), (128, 64), (64, 128), (72, 40))
+"""Columns of q and k, and of v."""
 GB = 1 << 30
 
 
@@ -232,6 +236,80 @@ class TestShapes:
         for _ in range(2):
             out, lse = attention(q, k, k, return_lse=True)
             assert (tuple(out.shape), tuple(lse.shape)) == (shape, (shape[0], 2, shape[1]))
+
+
+@pytest.mark.parametrize("widths", WIDTHS, ids="{0[0]}/{0[1]}".format)
+class TestValuesOfAnotherWidth:
+    """v and the output have other columns than q and k."""
+
+    @staticmethod
+    def inputs(widths: tuple[int, int], shape: tuple[int, ...]) -> list[Any]:
+        batch, seqlen_q, seqlen_k, heads, heads_kv = shape
+        draw = np.random.default_rng(widths)
+        head_dim, head_dim_v = widths
+        shapes = (
+            (batch, seqlen_q, heads, head_dim),
+            (batch, seqlen_k, heads_kv, head_dim),
+            (batch, seqlen_k, heads_kv, head_dim_v),
+        )
+        return [draw.standard_normal(each) + 0.25 for each in shapes]
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_random_values(self, library: Any, dtype: str, widths: tuple[int, int], causal: bool) -> None:
+        found = []
+        for shape in library.SHAPES:
+            found += library.problems_of(*self.inputs(widths, shape), dtype, causal=causal)
+        assert not found, "\n".join(found)
+
+    @pytest.mark.parametrize("accumulate", ["float32", "float64"])
+    def test_the_portable_kernel(self, library: Any, dtype: str, widths: tuple[int, int], accumulate: str) -> None:
+        """fma_fwd where another kernel would be chosen; its float64 form too."""
+        spec = Spec(dtype=dtype, head_dim=widths[0], head_dim_v=widths[1])
+        gpu, family = require_device(), FmaFwd()
+        config = replace(family.default(spec, gpu), accumulate=accumulate)
+        if reason := family.illegal(config, spec, gpu):
+            pytest.skip(f"{config}: {reason}")
+        assert not library.problems_of(*self.inputs(widths, library.SHAPES[0]), dtype, config=config)
+
+    def test_a_new_output_in_both_layouts(self, library: Any, dtype: str, widths: tuple[int, int]) -> None:
+        """Two calls each: the first and a warm one."""
+        values = self.inputs(widths, library.SHAPES[1])
+        found = []
+        for layout in ("bshd", "bhsd"):
+            turned = [each.swapaxes(1, 2) if layout == "bhsd" else each for each in values]
+            arrays = [library.put(each, dtype).array for each in turned]
+            for _ in range(2):
+                out, lse = attention(*arrays, return_lse=True, layout=layout)
+                assert tuple(out.shape) == (*turned[0].shape[:3], widths[1])
+                got = library.read(out, dtype)
+                got = got.swapaxes(1, 2) if layout == "bhsd" else got
+                found += library.judge(got, library.read(lse, "float32"), values, dtype, layout)
+        assert not found
+
+    def test_rows_that_begin_anywhere(self, library: Any, dtype: str, widths: tuple[int, int]) -> None:
+        """Each tensor starts one element off a 16-byte boundary."""
+        found = []
+        for causal in (False, True):
+            values = self.inputs(widths, library.SHAPES[0])
+            arrays = [library.put(each, dtype, shift=1).array for each in values]
+            out = library.put(np.full((*values[0].shape[:3], widths[1]), np.nan), dtype, shift=1)
+            _, lse = attention(*arrays, causal=causal, out=out.array, return_lse=True)
+            assert out.outside_is_nan()
+            label = f"one element off {causal=}"
+            found += library.judge(out.host(), library.read(lse, "float32"), values, dtype, label, causal=causal)
+        assert not found
+
+    def test_a_v_with_a_last_stride_other_than_one(self, library: Any, dtype: str, widths: tuple[int, int]) -> None:
+        q, k, v = self.inputs(widths, library.SHAPES[0])
+        arrays = [library.put(q, dtype).array, library.put(k, dtype).array]
+        out, lse = attention(*arrays, library.put(v, dtype, axes=(0, 1, 3, 2)).array, return_lse=True)
+        assert not library.judge(library.read(out, dtype), library.read(lse, "float32"), (q, k, v), dtype, "copied v")
+
+    def test_an_out_of_the_width_of_q_is_refused(self, library: Any, dtype: str, widths: tuple[int, int]) -> None:
+        q, k, v = (library.put(each, dtype).array for each in self.inputs(widths, library.SHAPES[0]))
+        out = library.put(np.zeros(tuple(q.shape)), dtype)
+        with pytest.raises(InvalidInput, match="that of q with the head_dim of v"):
+            attention(q, k, v, out=out.array)
 
 
 class TestStrides:

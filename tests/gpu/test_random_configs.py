@@ -94,14 +94,13 @@ def test_random_configs(library: Any, drawn: list[Draw], part: int) -> None:
 
 def judged(library: Any, problem: Problem, config: Config, draw: np.random.Generator) -> list[str]:
     """What is wrong with two launches of ``config``."""
-    q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-    k_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
-    host = [draw.standard_normal(shape) + 0.25 for shape in (q_shape, k_shape, k_shape)]
+    *shapes, out_shape = problem.shapes
+    host = [draw.standard_normal(shape) + 0.25 for shape in shapes]
     shift = 0 if problem.alignment == 16 else 1
     arrays = [library.put(each, problem.dtype, shift=shift).array for each in host]
     found = []
     for _ in range(2):
-        out = library.put(np.full(q_shape, np.nan), problem.dtype, shift=shift)
+        out = library.put(np.full(out_shape, np.nan), problem.dtype, shift=shift)
         library.poison(problem.batch * problem.seqlen_q * problem.num_heads)
         _, lse = attention(*arrays, causal=problem.causal, out=out.array, return_lse=True, config=config)
         if not out.outside_is_nan():

@@ -128,16 +128,12 @@ def params() -> list[Any]:
 def test_a_sampled_config_agrees_with_float64(sample: Sample) -> None:
     problem = sample.problem
     draw = np.random.default_rng(sample.seed)
-    q_shape = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-    kv_shape = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
-    q, k, v = (
-        rounded(draw.standard_normal(shape, dtype=np.float32), problem.dtype) for shape in (q_shape, kv_shape, kv_shape)
-    )
+    q, k, v = (rounded(draw.standard_normal(shape, dtype=np.float32), problem.dtype) for shape in problem.shapes[:3])
     allowed_out, allowed_lse = attention_tolerances(q, k, v, causal=problem.causal, dtype=problem.dtype)
     out_strides = None
     if sample.strided:
         q, k, v = (strided(each, gap) for each, gap in ((q, 8), (k, 0), (v, 16)))
-        row = problem.head_dim + 32
+        row = problem.value_dim + 32
         out_strides = (row * problem.num_heads * problem.seqlen_q, row * problem.num_heads, row, 1)
     result = emulate(
         problem, sample.config, q, k, v, seed=sample.seed, want_lse=sample.want_lse, out_strides=out_strides,
