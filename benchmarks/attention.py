@@ -104,11 +104,7 @@ def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
 def run_row(problem: Problem, rounds: int, flush: torch.Tensor) -> dict[str, Any]:
     dtype = getattr(torch, problem.dtype)
 
-    def random(seqlen: int, heads: int) -> torch.Tensor:
-        return torch.randn(problem.batch, seqlen, heads, problem.head_dim, device="cuda", dtype=dtype)
-
-    q = random(problem.seqlen_q, problem.num_heads)
-    k, v = (random(problem.seqlen_k, problem.num_heads_kv) for _ in range(2))
+    q, k, v = (torch.randn(shape, device="cuda", dtype=dtype) for shape in problem.shapes[:3])
     calls = contenders(problem, q, k, v)
     graphs, errors, refused = {}, {}, {}
     for name, call in calls.items():
@@ -171,7 +167,7 @@ def main() -> int:
         name: [row["speedup"][name] for row in rows if name in row["speedup"]]
         for name in dict.fromkeys(name for row in rows for name in row["speedup"])
     }
-    peers["best peer"] = [min(row["speedup"].values()) for row in rows]
+    peers["best peer"] = [min(row["speedup"].values()) for row in rows if row["speedup"]]
     summary = {name: round(statistics.geometric_mean(found), 4) for name, found in peers.items()}
     worst = {name: min(found) for name, found in peers.items()}
     print(f"geometric mean of the speedup over {summary}, lowest {worst}")

@@ -71,11 +71,9 @@ def pairs() -> list[tuple[Problem, Config]]:
 
 def inputs(problem: Problem, number: int) -> list[Any]:
     """q, k and v as they lie in memory (16-bit floats as bits)."""
-    q = (problem.batch, problem.seqlen_q, problem.num_heads, problem.head_dim)
-    k = (problem.batch, problem.seqlen_k, problem.num_heads_kv, problem.head_dim)
     return [
         random_values(problem.dtype, int(np.prod(shape)), 10 * number + index).reshape(shape)
-        for index, shape in enumerate((q, k, k))
+        for index, shape in enumerate(problem.shapes[:3])
     ]
 
 
@@ -100,10 +98,10 @@ def record(path: Path) -> None:
         addresses = [arena.address(name, each.nbytes + offset) + offset for name, each in zip("qkv", host, strict=True)]
         for address, each in zip(addresses, host, strict=True):
             upload(address, each)
-        out = np.full_like(host[0], POISON)
+        out = np.full(problem.shapes[3], POISON, host[0].dtype)
         lse = np.full((problem.batch, problem.num_heads, problem.seqlen_q), np.nan, np.float32)
         out_address = arena.address("out", out.nbytes + offset) + offset
-        lse_address = arena.address("lse", 4 * elements(problem)[2])
+        lse_address = arena.address("lse", 4 * elements(problem).lse)
         upload(out_address, out)
         upload(lse_address, lse)
         bound.launch(*addresses, out_address, lse_address, 0)
