@@ -1,76 +1,23 @@
-"""Rules of sm90_fwd: what it refuses and why, what its tensor maps are, and that what it promises compiles."""
+"""Rules of sm90_fwd: what it refuses and why, what is legal, its plans and tensor maps."""
 
 from __future__ import annotations
 
-import functools
-import random
-import re
-import subprocess
-import sysconfig
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
+from sm90_points import FAMILY, H200, SPEC, config, default, problem, source
 
-from flashtune.codegen.compile import Compiled, compile_source
-from flashtune.codegen.families.sm90_fwd import Sm90Fwd, Sm90FwdConfig
+from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
 from flashtune.codegen.family import register_cap
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.gpu_table import GPUS
 from flashtune.codegen.model import default_config
 from flashtune.codegen.plan import Strides, TensorBox, describe_map
 from flashtune.codegen.problem import Problem, Spec
-from flashtune.codegen.render import Source, render_source
 from flashtune.errors import IllegalConfig, InvalidInput, UnsupportedProblem
 
-FAMILY = Sm90Fwd()
-H200 = gpu_by_alias("h200")
 HOPPER = [name for name, each in GPUS.items() if each.capability == (9, 0)]
-SPEC = Spec(dtype="bfloat16", head_dim=128)
 HEAD_DIMS = range(8, 257, 8)
-SPILL_LIMIT = 256
-"""Bytes, stores and loads, that wide heads may spill outside of the loops."""
-SAMPLES = 24
-NVDISASM = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "nvdisasm")
-
-
-def config(**changes: object) -> Sm90FwdConfig:
-    values: dict[str, object] = {
-        "warpgroups": 2,
-        "block_n": 128,
-        "num_stages": 2,
-        "q_buffers": 2,
-        "softmax": "lazy",
-        "ping_pong": False,
-        "scheduler": "static",
-        "blocks_per_sm": 1,
-    }
-    return Sm90FwdConfig.from_json(values | changes)
-
-
-def problem(seqlen_q: int, seqlen_k: int, **changes: object) -> Problem:
-    values: dict[str, object] = {
-        "dtype": "float16",
-        "head_dim": 128,
-        "batch": 2,
-        "seqlen_q": seqlen_q,
-        "seqlen_k": seqlen_k,
-        "num_heads": 8,
-        "num_heads_kv": 4,
-    }
-    return Problem(**(values | changes))  # type: ignore[arg-type]
-
-
-def source(spec: Spec, chosen: Sm90FwdConfig) -> Source:
-    return render_source(FAMILY.name, spec, chosen, FAMILY.names(chosen, spec))
-
-
-def default(spec: Spec, gpu: Gpu = H200) -> Sm90FwdConfig:
-    found = FAMILY.default(spec, gpu)
-    assert isinstance(found, Sm90FwdConfig)
-    return found
 
 
 # ---- What is refused ----
@@ -169,6 +116,14 @@ def test_default_is_legal_for_every_head_dim(gpu: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", HOPPER)
+def test_default_is_legal_for_values_of_another_width(gpu: str) -> None:
+    for head_dim in HEAD_DIMS[::3]:
+        for head_dim_v in HEAD_DIMS[1::3]:
+            spec = Spec(dtype="float16", head_dim=head_dim, head_dim_v=head_dim_v, causal=True)
+            assert FAMILY.illegal(default(spec, GPUS[gpu]), spec, GPUS[gpu]) is None, spec
+
+
+@pytest.mark.parametrize("gpu", HOPPER)
 def test_default_is_legal_whatever_the_lengths(gpu: str) -> None:
     for head_dim in HEAD_DIMS:
         for seqlen_q in (1, 64, 65, 5000):
@@ -223,8 +178,9 @@ def test_variants_differ_in_sections_where_tiles_differ_in_length() -> None:
 
 
 def test_shared_memory_is_counted_as_the_kernel_lays_it_out() -> None:
-    def bytes_of(head_dim: int, **changes: object) -> int:
-        return FAMILY.resources(config(**changes), replace(SPEC, head_dim=head_dim)).shared_memory
+    def bytes_of(head_dim: int, head_dim_v: int = 0, **changes: object) -> int:
+        spec = replace(SPEC, head_dim=head_dim, head_dim_v=head_dim_v)
+        return FAMILY.resources(config(**changes), spec).shared_memory
 
     # Barriers, Q of two tiles of two warpgroups, K and V of two stages of 128 keys, in rows of 256 bytes.
     assert bytes_of(128) == 1024 + (2 * 2 * 64 + 2 * 2 * 128) * 256
@@ -232,6 +188,9 @@ def test_shared_memory_is_counted_as_the_kernel_lays_it_out() -> None:
     # Columns come in panels of 32 or 64.
     assert bytes_of(72) == bytes_of(96) == 1024 + (2 * 2 * 64 + 2 * 2 * 128) * 192
     assert bytes_of(8) == 1024 + (2 * 2 * 64 + 2 * 2 * 128) * 64
+    # O leaves through the memory of Q, whichever is wider.
+    assert bytes_of(192, 128, block_n=64) == 1024 + 2 * 2 * 64 * 384 + 2 * 64 * (384 + 256)
+    assert bytes_of(64, 128) == 1024 + 2 * 2 * 64 * 256 + 2 * 128 * (128 + 256)
 
 
 def test_registers_are_those_of_accumulators_weights_and_output() -> None:
@@ -281,14 +240,15 @@ STRIDES: tuple[Strides, ...] = ((90000, 1032, 128), (80000, 640, 136), (70000, 5
 
 
 def test_boxes_are_tiles_of_one_warpgroup_and_blocks_of_keys() -> None:
-    def boxes(head_dim: int, **changes: object) -> list[tuple[str, int, int]]:
-        found = FAMILY.tensor_boxes(config(**changes), replace(SPEC, head_dim=head_dim))
+    def boxes(head_dim: int, head_dim_v: int = 0, **changes: object) -> list[tuple[str, int, int]]:
+        found = FAMILY.tensor_boxes(config(**changes), replace(SPEC, head_dim=head_dim, head_dim_v=head_dim_v))
         return [(each.tensor, each.rows, each.columns) for each in found]
 
     assert boxes(128) == [("q", 64, 64), ("k", 128, 64), ("v", 128, 64), ("out", 64, 64)]
     assert boxes(72, block_n=80) == [("q", 64, 32), ("k", 80, 32), ("v", 80, 32), ("out", 64, 32)]
     assert boxes(56) == boxes(128)
     assert boxes(8) == [("q", 64, 32), ("k", 128, 32), ("v", 128, 32), ("out", 64, 32)]
+    assert boxes(192, head_dim_v=72) == [("q", 64, 64), ("k", 128, 64), ("v", 128, 32), ("out", 64, 32)]
     plan = FAMILY.plan(problem(100, 100), config(), H200)
     assert plan.kernels[0].boxes == tuple(FAMILY.tensor_boxes(config(), SPEC))
 
@@ -305,6 +265,12 @@ def test_a_map_has_the_sizes_and_strides_of_its_tensor() -> None:
     assert (out.dims, out.strides, out.box) == ((72, 100, 8, 2), (2048, 288, 2000000), (32, 64, 1, 1))
     wide = describe_map(TensorBox(tensor="q", rows=64, columns=64), asked, STRIDES, 0)
     assert (wide.swizzle, wide.box_bytes) == (128, 64 * 128)
+
+
+def test_maps_of_v_and_the_output_have_the_columns_of_values() -> None:
+    asked = problem(100, 300, head_dim=192, head_dim_v=128)
+    maps = [describe_map(box, asked, STRIDES, 0) for box in FAMILY.tensor_boxes(config(block_n=64), asked.spec)]
+    assert [each.dims[0] for each in maps] == [192, 192, 128, 128]
 
 
 @pytest.mark.parametrize("stride", [0, 1, 3, -5, 2**50])
@@ -355,112 +321,3 @@ def test_default_is_of_the_family_that_suits_the_problem(asked: Problem, family:
 @pytest.mark.parametrize("gpu", ["a100", "rtx-4090", "b200"])
 def test_other_chips_have_the_family_before(gpu: str) -> None:
     assert default_config(problem(4096, 4096), gpu_by_alias(gpu)).family == "sm80_fwd"
-
-
-# ---- What the compiler makes of it ----
-
-
-def sample() -> Iterator[tuple[Spec, Sm90FwdConfig]]:
-    """The same for everyone: legal configs that the tuner may try."""
-    draw = random.Random("sm90_fwd")
-    head_dims = [8, 40, 64, 72, 96, 128, 192, 256]
-    for number in range(SAMPLES):
-        spec = Spec(
-            dtype=("float16", "bfloat16")[number // len(head_dims) % 2],
-            head_dim=head_dims[number % len(head_dims)],
-            causal=draw.random() < 0.5,
-        )
-        while True:
-            values: dict[str, Any] = {
-                each.name: draw.choice([choice for choice in each.choices if choice not in each.left_out])
-                for each in Sm90FwdConfig.parameters()
-            }
-            if FAMILY.illegal(Sm90FwdConfig(**values), spec, H200) is None:
-                break
-        yield spec, Sm90FwdConfig(**values)
-
-
-def name(value: object) -> str:
-    return value.key if isinstance(value, (Spec, Sm90FwdConfig)) else str(value)
-
-
-@functools.cache
-def compiled(spec: Spec, chosen: Sm90FwdConfig) -> Compiled:
-    return compile_source(source(spec, chosen), H200.arch)
-
-
-def keeps_its_promise(spec: Spec, chosen: Sm90FwdConfig) -> None:
-    """No complaint, no spills where that is said, no more registers than a block of its size has at the start."""
-    needs = FAMILY.resources(chosen, spec)
-    built = compiled(spec, chosen)
-    assert not built.complaint
-    assert built.spill_bytes <= (0 if needs.spill_free else SPILL_LIMIT)
-    assert built.registers <= register_cap(needs.threads, chosen.blocks_per_sm)
-    assert built.static_shared_bytes == 0
-
-
-@pytest.mark.nvrtc
-@pytest.mark.parametrize(("spec", "chosen"), list(sample()), ids=name)
-def test_a_sample_compiles_as_promised(spec: Spec, chosen: Sm90FwdConfig) -> None:
-    keeps_its_promise(spec, chosen)
-
-
-@pytest.mark.nvrtc
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [32, 112, 160, 224])
-def test_defaults_compile_as_promised(head_dim: int, causal: bool) -> None:
-    spec = Spec(dtype="bfloat16", head_dim=head_dim, causal=causal)
-    keeps_its_promise(spec, default(spec))
-
-
-@pytest.mark.nvrtc
-@pytest.mark.parametrize(
-    ("old", "new", "complaint"),
-    [
-        (" __launch_bounds__(kThreads, kBlocksPerSm)", "", "'setmaxnreg' ignored"),
-        ("wgmma_wait<1>();  // S is", "scores[0] += 1.0f;\nwgmma_wait<1>();  // S is", "instructions are serialized"),
-    ],
-)
-def test_a_complaint_of_the_compiler_is_seen(old: str, new: str, complaint: str) -> None:
-    spec = replace(SPEC, head_dim=64)
-    whole = source(spec, config())
-    assert whole.text.count(old) == 1
-    built = compile_source(replace(whole, text=whole.text.replace(old, new)), H200.arch)
-    assert complaint in built.complaint
-
-
-def sass(built: Compiled, folder: Path) -> str:
-    if not NVDISASM.exists():
-        pytest.skip(f"there is no {NVDISASM}: pip install nvidia-cuda-nvdisasm")
-    path = folder / "kernel.cubin"
-    path.write_bytes(built.cubin)
-    return subprocess.run([NVDISASM, "-c", path], capture_output=True, text=True, check=True).stdout
-
-
-@pytest.mark.nvrtc
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("early_columns", [0, 32])
-def test_early_columns_are_weighed_while_the_product_with_v_is_under_way(
-    head_dim: int, early_columns: int, tmp_path: Path
-) -> None:
-    """Between the wait that leaves one product in flight and the next that leaves none; not in loops with a mask."""
-    spec = Spec(dtype="bfloat16", head_dim=head_dim)
-    chosen = replace(default(spec), early_columns=early_columns)
-    text = sass(compiled(spec, chosen), tmp_path)
-    waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1 ;(.*?)WARPGROUP\.DEPBAR\.LE gsb0, 0x0 ;", text, re.DOTALL)
-    assert len(waits) == 3  # blocks without a mask, with one, half blocks
-    exponentials = sorted(each.count("MUFU.EX2") for each in waits)
-    moves = 2  # of references, where a score outgrows them
-    assert exponentials[1] <= moves
-    least, most = (early_columns // 2, early_columns + moves) if early_columns else (0, moves)  # in two forms
-    assert least <= exponentials[2] <= most
-
-
-@pytest.mark.nvrtc
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_products_are_started_together(head_dim: int, tmp_path: Path) -> None:
-    """Serialised ones would have a WARPGROUP.ARRIVE each."""
-    spec = Spec(dtype="bfloat16", head_dim=head_dim)
-    text = sass(compiled(spec, default(spec)), tmp_path)
-    products, arrivals = (len(re.findall(rf"\b{each}\b", text)) for each in ("HGMMA", r"WARPGROUP\.ARRIVE"))
-    assert 0 < 4 * arrivals <= products

@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# What several test files start from: sm90_points.py.
+sys.path.append(str(Path(__file__).parent))
