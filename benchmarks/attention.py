@@ -5,7 +5,8 @@
 Each contender's call is captured in a CUDA graph. A round replays all of them once, in an order that rotates, each
 behind a flush of the L2 cache; events enclose the replay alone. Times are medians over the rounds, ratios medians of
 the ratios within a round. Inputs are random normal. In the same run, 64 random rows of each output are compared with
-float64 by the project's tolerance rule. The best peer of a row is the fastest of all others. Needs PyTorch with CUDA;
+float64 by the project's tolerance rule. The best peer of a row is the fastest of all others. The SM clock is read while
+a round runs; `tensor_percent` is of what the tensor cores could do at its median. Needs PyTorch with CUDA;
 FlashAttention-3 takes part where its forward package (`fa3_fwd_interface`, wheel fa3-fwd) can be imported.
 """
 
@@ -27,8 +28,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashtune
+from flashtune.codegen.device import require_device, unit_uuid
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.tolerance import judge
+from flashtune.codegen.work import tensor_flops_clock
+from flashtune.tuner.measure import Clock
 from flashtune.tuner.presets import preset
 
 BACKENDS = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -101,10 +105,9 @@ def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def run_row(problem: Problem, rounds: int, flush: torch.Tensor) -> dict[str, Any]:
+def run_row(problem: Problem, rounds: int, flush: torch.Tensor, clock: Clock) -> dict[str, Any]:
     dtype = getattr(torch, problem.dtype)
-
-    q, k, v = (torch.randn(shape, device="cuda", dtype=dtype) for shape in problem.shapes[:3])
+    q, k, v = (torch.randn(*shape, device="cuda", dtype=dtype) for shape in problem.shapes[:3])
     calls = contenders(problem, q, k, v)
     graphs, errors, refused = {}, {}, {}
     for name, call in calls.items():
@@ -120,6 +123,7 @@ def run_row(problem: Problem, rounds: int, flush: torch.Tensor) -> dict[str, Any
         graphs[name] = captured(call)
     names = list(graphs)
     times: dict[str, list[float]] = {name: [] for name in names}
+    clocks: list[float] = []
     for number in range(rounds + 2):
         marks = {}
         for turn in range(len(names)):
@@ -129,17 +133,27 @@ def run_row(problem: Problem, rounds: int, flush: torch.Tensor) -> dict[str, Any
             marks[name][0].record()
             graphs[name].replay()
             marks[name][1].record()
+        if (mhz := clock.mhz()) is not None:
+            clocks.append(mhz)
         torch.cuda.synchronize()
         if number >= 2:  # the first rounds warm up
             for name, (start, end) in marks.items():
                 times[name].append(start.elapsed_time(end) * 1e3)
     ours = times["flashtune"]
+    gpu = require_device()
+    peak = statistics.median(clocks) * 1e6 * gpu.num_sms * tensor_flops_clock(gpu) if clocks else math.nan
     return {
         "problem": problem.key,
         "config": str(flashtune.explain(problem).config),
         "level": flashtune.explain(problem).level,
         "us": {name: round(statistics.median(each), 2) for name, each in times.items()},
         "tflops": {name: round(problem.flops / statistics.median(each) / 1e6, 1) for name, each in times.items()},
+        "clock_mhz": statistics.median(clocks) if clocks else None,
+        "tensor_percent": {
+            name: round(100 * problem.flops / (statistics.median(each) * 1e-6 * peak), 1)
+            for name, each in times.items()
+            if clocks
+        },
         "speedup": {
             name: round(statistics.median(theirs / own for theirs, own in zip(each, ours, strict=True)), 4)
             for name, each in times.items()
@@ -158,9 +172,10 @@ def main() -> int:
     options = parser.parse_args()
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     before = environment()
+    clock = Clock(unit_uuid(torch.cuda.current_device()))
     rows = []
     for problem in preset(options.preset):
-        rows.append(row := run_row(problem, options.rounds, flush))
+        rows.append(row := run_row(problem, options.rounds, flush, clock))
         shown = " ".join(f"{name} {value:.3f}" for name, value in row["speedup"].items())
         print(f"{problem!s:44} {row['tflops']['flashtune']:6.1f} TFLOP/s  {shown}  {row['errors'] or ''}", flush=True)
     peers = {
