@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..config import Config, parameter
-from ..family import Family, Resources, register_cap
+from ..family import Family, Resources, register_cap, unsupported_width
 from ..gpu import Gpu
 from ..plan import TensorBox
 from ..problem import VECTOR_ALIGNMENT, Problem, Spec
@@ -83,8 +83,8 @@ class Sm90Fwd(Family):
             return f"dtype={spec.dtype} is not supported. Supported: {', '.join(ELEMENTS)}"
         if spec.out_dtype:
             return f"out_dtype={spec.out_dtype} is not supported: the output has the dtype of the inputs"
-        if spec.head_dim % 8 or not 8 <= spec.head_dim <= 256:
-            return f"head_dim={spec.head_dim} is not supported. Supported: multiples of 8 from 8 to 256"
+        if reason := unsupported_width(spec):
+            return reason
         if spec.alignment != VECTOR_ALIGNMENT:
             return f"alignment={spec.alignment} is not supported: TMA copies rows that start on 16 bytes"
         return None
@@ -94,7 +94,7 @@ class Sm90Fwd(Family):
         if (config.warpgroups, config.blocks_per_sm) not in _REGISTERS:
             return f"blocks_per_sm={config.blocks_per_sm} leaves too few registers for warpgroups={config.warpgroups}"
         entry = _entry_registers(config)
-        widest = max(config.block_n, spec.head_dim) // 2 + _PRODUCT_REGISTERS
+        widest = max(config.block_n, spec.value_dim) // 2 + _PRODUCT_REGISTERS
         if widest > entry:
             return f"a product needs about {widest} registers per thread, the kernel starts with {entry}"
         if config.early_columns and (config.softmax == "exact" or 2 * config.early_columns > config.block_n):
@@ -117,10 +117,10 @@ class Sm90Fwd(Family):
 
     def default(self, spec: Spec, gpu: Gpu) -> Config:
         """Three warpgroups for short rows, else two; as many keys as leave room for two tiles of Q, where that pays."""
-        dim = spec.head_dim
+        dim = max(spec.head_dim, spec.value_dim)
         return Sm90FwdConfig(
             warpgroups=3 if dim <= 64 else 2,
-            block_n=128 if dim <= 128 else 80 if dim <= 192 else 64,
+            block_n=128 if dim <= 128 else 64 if dim > 192 else 80 if spec.value_dim > 128 else 96,
             num_stages=2,
             q_buffers=2 if dim <= 192 else 1,
             softmax="late",
@@ -143,7 +143,8 @@ class Sm90Fwd(Family):
         """No counter, which costs each launch a memory to be zeroed, where every thread block has one tile at most."""
         assert isinstance(config, Sm90FwdConfig)
         if config.scheduler == "dynamic" and self.tiles(config, problem) <= config.blocks_per_sm * gpu.num_sms:
-            return replace(config, scheduler="static")
+            sections = min(config.heads_per_section, max(_SECTIONS["static"]))
+            return replace(config, scheduler="static", heads_per_section=sections)
         return config
 
     def variants(self, config: Config, problem: Problem, gpu: Gpu) -> Sequence[Config]:
@@ -160,10 +161,10 @@ class Sm90Fwd(Family):
 
     def resources(self, config: Config, spec: Spec) -> Resources:
         assert isinstance(config, Sm90FwdConfig)
-        line = 2 * padded(spec.head_dim)
-        queries = config.q_buffers * config.warpgroups * WARPGROUP_ROWS * line
-        keys_values = 2 * config.num_stages * config.block_n * line
-        scores, weights, out = config.block_n // 2, config.block_n // 4, spec.head_dim // 2
+        row, value_row = 2 * padded(spec.head_dim), 2 * padded(spec.value_dim)
+        queries = config.q_buffers * config.warpgroups * WARPGROUP_ROWS * max(row, value_row)
+        keys_values = config.num_stages * config.block_n * (row + value_row)
+        scores, weights, out = config.block_n // 2, config.block_n // 4, spec.value_dim // 2
         registers = scores + weights + out + _WORKING_REGISTERS
         # Where few are left, or rows are wide, some words of a tile are kept in memory, outside of the loops.
         spare = self._registers_left(config) - registers
@@ -171,7 +172,7 @@ class Sm90Fwd(Family):
             threads=128 * (config.warpgroups + 1),
             shared_memory=_BARRIERS_BYTES + queries + keys_values,
             registers=registers,
-            spill_free=spec.head_dim <= 128 and spare >= 16,  # held by a test with NVRTC 13.5
+            spill_free=max(spec.head_dim, spec.value_dim) <= 128 and spare >= 16,  # held by a test with NVRTC 13.5
         )
 
     def _registers_left(self, config: Sm90FwdConfig) -> int:
@@ -182,15 +183,19 @@ class Sm90Fwd(Family):
         assert isinstance(config, Sm90FwdConfig)
         return {
             "element": ELEMENTS[spec.dtype],
-            "wgmma_widths": sorted({config.block_n, *_half(config.block_n), spec.head_dim}),
+            "wgmma_widths": sorted({config.block_n, *_half(config.block_n), spec.value_dim}),
             "registers": _registers(config),
         }
 
     def tensor_boxes(self, config: Config, spec: Spec) -> Sequence[TensorBox]:
         assert isinstance(config, Sm90FwdConfig)
-        columns = 64 if padded(spec.head_dim) % 64 == 0 else 32
-        rows = {"q": WARPGROUP_ROWS, "k": config.block_n, "v": config.block_n, "out": WARPGROUP_ROWS}
-        return [TensorBox(tensor=name, rows=count, columns=columns) for name, count in rows.items()]
+        keys, values = (64 if padded(dim) % 64 == 0 else 32 for dim in (spec.head_dim, spec.value_dim))
+        return [
+            TensorBox(tensor="q", rows=WARPGROUP_ROWS, columns=keys),
+            TensorBox(tensor="k", rows=config.block_n, columns=keys),
+            TensorBox(tensor="v", rows=config.block_n, columns=values),
+            TensorBox(tensor="out", rows=WARPGROUP_ROWS, columns=values),
+        ]
 
     def tiles(self, config: Config, problem: Problem) -> int:
         assert isinstance(config, Sm90FwdConfig)

@@ -56,9 +56,12 @@ def draws(kind: Family) -> Iterator[Draw]:
         )
         if kind.unsupported(problem.spec, gpu):
             problem = replace(problem, alignment=16)
-        config = draw.choice(legal(kind, problem.spec, gpu))
-        by_problem = {each.name: draw.choice(each.choices) for each in config.parameters() if each.by_problem}
-        yield problem, replace(config, **by_problem)
+        config = None
+        while config is None or kind.unfit(config, problem, gpu):
+            config = draw.choice(legal(kind, problem.spec, gpu))
+            by_problem = {each.name: draw.choice(each.choices) for each in config.parameters() if each.by_problem}
+            config = replace(config, **by_problem)
+        yield problem, config
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from tuner_fakes import FAMILY, GPU, landscape, problem
 
 from flashtune.codegen.bits import from_memory, to_memory
 from flashtune.codegen.config import Config
+from flashtune.codegen.family import family
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Spec
 from flashtune.codegen.reference import plain_attention
@@ -126,6 +127,17 @@ def test_a_space_has_the_variants_that_may_pay_for_its_problem() -> None:
     assert [few.at(few.point(config)) for config in few.configs] == list(few.configs)
     many = make_space(dataclasses.replace(problem(), batch=64), GPU, FAMILY)
     assert {(config.pack_heads, config.num_splits) for config in many.configs} == {(False, 1)}
+
+
+@pytest.mark.parametrize("name", ["sm90_fwd", "sm80_fwd", "fma_fwd"])
+@pytest.mark.parametrize("seqlen", [1, 100, 1000, 4096])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_searched_holds_the_default(name: str, seqlen: int, causal: bool) -> None:
+    """Else it would never be measured, and no winner could be compared with it."""
+    kind, gpu = family(name), gpu_by_alias("h200")
+    for head_dim in (64, 256):
+        asked = dataclasses.replace(problem(seqlen, causal=causal, head_dim=head_dim), seqlen_k=4096)
+        assert kind.default_for(asked, gpu) in make_space(asked, gpu, kind).rank, asked
 
 
 def test_points_lead_back_to_their_configs() -> None:
