@@ -21,6 +21,7 @@ from .value import shown
 from .work import Bound, Work
 
 MAX_GRID_X = 2**31 - 1
+MAX_HEAD_DIM = 256
 _MAX_REGISTERS = 255
 
 
@@ -188,6 +189,14 @@ def too_large(needs: Resources, blocks_per_sm: int, gpu: Gpu) -> str | None:
         return f"needs about {needs.registers} registers per thread, {cap} are left"
     if blocks_per_sm > 1 and register_cap(needs.threads, blocks_per_sm - 1) == cap:
         return f"blocks_per_sm={blocks_per_sm} caps registers no more than {blocks_per_sm - 1} does"
+    return None
+
+
+def unsupported_width(spec: Spec) -> str | None:
+    """Why kernels that hold whole rows in chunks of 8 can't serve the widths of ``spec``, or None."""
+    for name, width in (("head_dim", spec.head_dim), ("head_dim_v", spec.value_dim)):
+        if width % 8 or not 8 <= width <= MAX_HEAD_DIM:
+            return f"{name}={width} is not supported. Supported: multiples of 8 from 8 to {MAX_HEAD_DIM}"
     return None
 
 

@@ -125,7 +125,7 @@ def pack_arguments(plan: Plan, strides: tuple[Strides, Strides, Strides, Strides
 
 
 def describe_map(box: TensorBox, problem: Problem, strides: tuple[Strides, ...], address: int) -> TensorMap:
-    """The tensor map of ``box``: dimensions (head_dim, length, heads, batch), ``strides`` those of `TENSORS`."""
+    """The tensor map of ``box``: dimensions (columns, length, heads, batch), ``strides`` those of `TENSORS`."""
     item = 2  # what uses TMA computes with 16-bit floats
     batch, row, head = strides[TENSORS.index(box.tensor)]
     of_keys = box.tensor in ("k", "v")
@@ -138,7 +138,7 @@ def describe_map(box: TensorBox, problem: Problem, strides: tuple[Strides, ...],
     return TensorMap(
         address=address,
         dtype=problem.dtype,
-        dims=(problem.head_dim, *counts),
+        dims=(problem.value_dim if box.tensor in ("v", "out") else problem.head_dim, *counts),
         strides=tuple(steps),
         box=(box.columns, box.rows, 1, 1),
         swizzle=item * box.columns,

@@ -14,13 +14,12 @@ from typing import ClassVar
 from flashtune.errors import UnsupportedProblem
 
 from ..config import Config, parameter
-from ..family import Family, Resources, register_cap, too_large
+from ..family import Family, Resources, register_cap, too_large, unsupported_width
 from ..gpu import Gpu
 from ..problem import INPUT_DTYPES, ITEM_BYTES, VECTOR_ALIGNMENT, Problem, Spec
 from ..work import Work, fp32_flops_clock, walk
 
 MIN_CAPABILITY = (7, 5)
-MAX_HEAD_DIM = 256
 PACK = 4
 """Elements of one access to shared memory; also what each row of a tile there is padded by."""
 
@@ -96,10 +95,7 @@ class FmaFwd(Family):
             return f"op={spec.op} is not supported. Supported: forward"
         if spec.dtype not in INPUT_DTYPES:
             return f"dtype={spec.dtype} is not supported. Supported: {', '.join(INPUT_DTYPES)}"
-        for name, width in (("head_dim", spec.head_dim), ("head_dim_v", spec.value_dim)):
-            if width % 8 or not 8 <= width <= MAX_HEAD_DIM:
-                return f"{name}={width} is not supported. Supported: multiples of 8 from 8 to {MAX_HEAD_DIM}"
-        return None
+        return unsupported_width(spec)
 
     def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
         assert isinstance(config, FmaFwdConfig)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..config import Config, parameter
-from ..family import Family, Resources, register_cap, too_large
+from ..family import Family, Resources, register_cap, too_large, unsupported_width
 from ..gpu import Gpu
 from ..problem import MAX_LENGTH, Problem, Spec
 from ..work import Work, masked, tensor_flops_clock, walk
@@ -93,9 +93,7 @@ class Sm80Fwd(Family):
             return f"dtype={spec.dtype} is not supported. Supported: {', '.join(ELEMENTS)}"
         if spec.out_dtype:
             return f"out_dtype={spec.out_dtype} is not supported: the output has the dtype of the inputs"
-        if spec.head_dim % 8 or not 8 <= spec.head_dim <= 256:
-            return f"head_dim={spec.head_dim} is not supported. Supported: multiples of 8 from 8 to 256"
-        return None
+        return unsupported_width(spec)
 
     def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
         assert isinstance(config, Sm80FwdConfig)
@@ -108,9 +106,10 @@ class Sm80Fwd(Family):
 
     def default(self, spec: Spec, gpu: Gpu) -> Config:
         """Large tiles first: they are legal where shared memory has room for them."""
-        if spec.head_dim <= 64:
+        width = max(spec.head_dim, spec.value_dim)
+        if width <= 64:
             shapes: Sequence[tuple[int, int, int]] = ((128, 128, 4),)
-        elif spec.head_dim <= 128:
+        elif width <= 128:
             shapes = ((128, 64, 4),)
         else:
             shapes = ((128, 128, 8), (128, 64, 8), (64, 64, 4))
@@ -129,7 +128,7 @@ class Sm80Fwd(Family):
         rows = problem.seqlen_q * (group if pack else 1)
         if rows <= 64:
             block_m = 32 if rows <= 32 else 64  # two warps for 16 rows too: one loads too slowly
-            stages = 2 if problem.head_dim <= 128 else 1
+            stages = 2 if max(problem.head_dim, problem.value_dim) <= 128 else 1
             config = replace(config, block_m=block_m, block_n=64, num_warps=block_m // 16, num_stages=stages)
         config = replace(config, pack_heads=pack)
         return replace(config, num_splits=0 if self._splits_to_fill(config, problem, gpu) > 1 else 1)
@@ -185,26 +184,27 @@ class Sm80Fwd(Family):
         tiles = self.tiles(config, problem)
         counters = -(-tiles * 4 // 256) * 256
         row_tiles = config.block_m // config.num_warps // 16
-        part = 32 * config.num_warps * row_tiles * (problem.head_dim // 8 + 1) * 16
+        part = 32 * config.num_warps * row_tiles * (problem.value_dim // 8 + 1) * 16
         return counters + tiles * num_splits * part, counters
 
     def resources(self, config: Config, spec: Spec) -> Resources:
         assert isinstance(config, Sm80FwdConfig)
-        padded = -(-spec.head_dim // 16) * 16
-        row_bytes = 2 * padded
-        queries = config.block_m * row_bytes
-        keys_values = 2 * config.num_stages * config.block_n * row_bytes
+        padded, padded_v = _padded(spec.head_dim), _padded(spec.value_dim)
+        queries, output = (config.block_m * 2 * width for width in (padded, padded_v))
+        keys_values = config.num_stages * config.block_n * 2 * (padded + padded_v)
+        shared_memory = max(queries, keys_values) if config.q_in_registers else queries + keys_values
         row_tiles = max(1, config.block_m // config.num_warps // 16)
-        out = row_tiles * spec.head_dim // 8 * 4
+        out = row_tiles * spec.value_dim // 8 * 4
         scores = row_tiles * config.block_n // 8 * 4
         kept = row_tiles * padded // 16 * 4 if config.q_in_registers else row_tiles * 4
         registers = out + scores + kept + _WORKING_REGISTERS
         left = register_cap(32 * config.num_warps, config.blocks_per_sm) - registers
         return Resources(
             threads=32 * config.num_warps,
-            shared_memory=max(queries, keys_values) if config.q_in_registers else queries + keys_values,
+            shared_memory=max(shared_memory, output),
             registers=registers,
-            spill_free=left >= 40 + spec.head_dim // 5,  # calibrated with NVRTC 13.5, held by a test
+            spill_free=left
+            >= 40 + max(spec.head_dim, spec.value_dim) // 5,  # calibrated with NVRTC 13.5, held by a test
         )
 
     def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
@@ -218,11 +218,11 @@ class Sm80Fwd(Family):
     def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
         assert isinstance(config, Sm80FwdConfig)
         m, n, threads = config.block_m, config.block_n, 32 * config.num_warps
-        padded = -(-problem.head_dim // 16) * 16
+        padded, padded_v = _padded(problem.head_dim), _padded(problem.value_dim)
         splits = self.num_splits(config, problem, gpu)
         queries_tile = max(1, m * problem.num_heads_kv // problem.num_heads) if config.pack_heads else m
         steps, longest = walk(problem, queries_tile, n)
-        keys_values = 2 * n * padded * 2
+        keys_values = n * (padded + padded_v) * 2
         queries = 0 if config.q_in_registers else m * padded * 2
         share = _MMA_SYNC_SHARE.get(gpu.capability[0], 1.0)
         registers, spilled = self._expected(config, problem.spec)
@@ -231,18 +231,19 @@ class Sm80Fwd(Family):
             steps=steps / splits,
             longest=-(-longest // splits),
             parts=splits,
-            flops=2 * m * n * (padded + problem.head_dim),
+            flops=2 * m * n * (padded + problem.value_dim),
             flops_clock=share * tensor_flops_clock(gpu),
             tensor=True,
             exponentials=m * n,
             alu=int(self.costs.alu_per_score * m * n + self.costs.alu_per_thread * threads),
             shared_bytes=keys_values * (config.num_warps + 1) + queries,
-            step_bytes=2 * n * problem.head_dim * 2,
-            tile_bytes=m * problem.head_dim * (4 if splits == 1 else 2 + 8),  # each part is written and read as float32
+            step_bytes=n * (problem.head_dim + problem.value_dim) * 2,
+            # Q and O; each part of a split one is written and read as float32.
+            tile_bytes=m * (2 * problem.head_dim + problem.value_dim * (2 if splits == 1 else 8)),
             stages=config.num_stages,
             masked=masked(problem, queries_tile, n) / splits,
             masked_alu=int(self.costs.masked_alu_per_score * m * n),
-            masked_shared_bytes=n * padded * 2,
+            masked_shared_bytes=n * padded_v * 2,
             registers=registers,
             spill_bytes=spilled,
         )
@@ -251,6 +252,12 @@ class Sm80Fwd(Family):
         """Registers and spilled bytes per thread that the compiler is expected to give; as it did for sm_90."""
         least = self.resources(config, spec).registers
         cap = register_cap(32 * config.num_warps, config.blocks_per_sm)
-        free = least + 46 + spec.head_dim // 16  # it takes more than it must while there are some
-        short = least + 32 + spec.head_dim // 6 - cap
+        width = max(spec.head_dim, spec.value_dim)
+        free = least + 46 + width // 16  # it takes more than it must while there are some
+        short = least + 32 + width // 6 - cap
         return min(cap, free), max(0, 5 * (short - 5) // 2)
+
+
+def _padded(columns: int) -> int:
+    """Columns of a tile in shared memory."""
+    return -(-columns // 16) * 16

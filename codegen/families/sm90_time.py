@@ -56,7 +56,7 @@ class TimeConstants:
     tile: float
     """Once a tile."""
     tile_column: float
-    """Once a tile, per column of head_dim: the output."""
+    """Once a tile, per column of the output."""
     overlap_tiles: float
     """Factor on what is once a tile."""
     block: float
@@ -109,15 +109,15 @@ def predict_seconds(
 ) -> tuple[float, Bound]:
     """On-chip time, and what bounds a step. Traffic with device memory is not in it."""
     one = constants
-    block_m, block_n, dim = WARPGROUP_ROWS * config.warpgroups, config.block_n, problem.head_dim
+    block_m, block_n = WARPGROUP_ROWS * config.warpgroups, config.block_n
     resident = config.blocks_per_sm
     working = config.warpgroups * resident
     steps, longest = walk(problem, block_m, block_n)
     tiles = -(-problem.seqlen_q // block_m) * problem.batch * problem.num_heads
 
     rate = HOPPER_FLOPS_CLOCK / tensor_flops_clock(gpu)
-    keys_clocks = rate * -(-dim // 16) * block_n / 2
-    values_clocks = rate * block_n / 16 * dim / 2
+    keys_clocks = rate * -(-problem.head_dim // 16) * block_n / 2
+    values_clocks = rate * block_n / 16 * problem.value_dim / 2
     early = {0: 1.0, 32: one.early_32, 48: one.early_48, 64: one.early_64, 80: one.early_80}[config.early_columns]
     turns = one.ping_pong if config.ping_pong else 1.0
     softmax: float = getattr(one, f"chain_{config.softmax}") * block_n * early * turns
@@ -131,7 +131,7 @@ def predict_seconds(
     }
     step = sum(part**one.sharpness for part in parts.values()) ** (1 / one.sharpness)
 
-    once = one.tile + one.tile_column * dim + chain
+    once = one.tile + one.tile_column * problem.value_dim + chain
     if config.overlap_tiles:
         once *= one.overlap_tiles
     if config.scheduler == "tile":

@@ -3,7 +3,7 @@
 
 struct TensorMaps {
   const TensorMap* q;  // boxes of kWarpgroupRows lines of a panel
-  const TensorMap* k;  // of kBlockN
+  const TensorMap* k;  // of kBlockN lines
   const TensorMap* v;
   const TensorMap* out;  // as q
 };
@@ -11,6 +11,7 @@ struct TensorMaps {
 // Dynamic shared memory, from its start on.
 constexpr u32 kTilesOffset = 512;  // behind the barriers: a Tile for each Q
 constexpr u32 kQOffset = 1024;
+constexpr u32 kRowsBytes = kQueriesBytes > kOutBytes ? kQueriesBytes : kOutBytes;  // O leaves through Q's memory
 constexpr u32 kKOffset = kQOffset + kQBuffers * kWarpgroups * kRowsBytes;
 constexpr u32 kVOffset = kKOffset + kNumStages * kKeysBytes;
 constexpr int kNoTile = -1;  // as row_begin: nothing is left
@@ -49,7 +50,7 @@ struct Shared {
     return smem + kKOffset + stage * kKeysBytes;
   }
   __device__ __forceinline__ u32 v(int stage) const {
-    return smem + kVOffset + stage * kKeysBytes;
+    return smem + kVOffset + stage * kValuesBytes;
   }
 };
 
@@ -62,11 +63,14 @@ struct Work {
   u32 q_offset;  // in shared memory: its rows of Q, later of O
 };
 
+// A tile of kRows rows from `row` on.
+template <typename Panels, int kRows>
 __device__ __forceinline__ void load_panels(u32 target_smem, const TensorMap* map, u32 barrier, int row, int head,
-                                            int batch, int panel_bytes, u64 policy) {
+                                            int batch, u64 policy) {
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-    tma_load_4d(target_smem + panel * panel_bytes, map, barrier, panel * kPanel, row, head, batch, policy);
+  for (int panel = 0; panel < Panels::kCount; ++panel) {
+    tma_load_4d(target_smem + panel * kRows * Panels::kLine, map, barrier, panel * Panels::kWidth, row, head, batch,
+                policy);
   }
 }
 
@@ -76,9 +80,9 @@ __device__ __forceinline__ void store_panels(const TensorMap* map, u32 source_sm
     return;
   }
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-    tma_store_4d(map, source_smem + panel * kWarpgroupRows * kLine, panel * kPanel, work.query_begin, work.tile.head,
-                 work.tile.batch);
+  for (int panel = 0; panel < ValuePanels::kCount; ++panel) {
+    tma_store_4d(map, source_smem + panel * kWarpgroupRows * ValuePanels::kLine, panel * ValuePanels::kWidth,
+                 work.query_begin, work.tile.head, work.tile.batch);
   }
 }
 
@@ -106,14 +110,14 @@ __device__ __forceinline__ void load(const Shared& shared, const Params& params,
   Tile tile = {};
   const auto load_keys = [&](int block) {
     shared.keys.acquire(k, kKeysBytes);
-    load_panels(shared.k(k.stage), maps.k, shared.keys.full(k), block * kBlockN, tile.head_kv, tile.batch,
-                kBlockN * kLine, kCacheEvictLast);
+    load_panels<KeyPanels, kBlockN>(shared.k(k.stage), maps.k, shared.keys.full(k), block * kBlockN, tile.head_kv,
+                                    tile.batch, kCacheEvictLast);
     k.advance();
   };
   const auto load_values = [&](int block) {
-    shared.values.acquire(v, kKeysBytes);
-    load_panels(shared.v(v.stage), maps.v, shared.values.full(v), block * kBlockN, tile.head_kv, tile.batch,
-                kBlockN * kLine, kCacheEvictLast);
+    shared.values.acquire(v, kValuesBytes);
+    load_panels<ValuePanels, kBlockN>(shared.v(v.stage), maps.v, shared.values.full(v), block * kBlockN, tile.head_kv,
+                                      tile.batch, kCacheEvictLast);
     v.advance();
   };
   // Q comes behind the first keys, because an earlier tile's O may still be in its place.
@@ -121,12 +125,12 @@ __device__ __forceinline__ void load(const Shared& shared, const Params& params,
     load_keys(0);
     shared.queries.acquire(q);
     shared.tile(q.stage) = {row_begin, tile.head, tile.head_kv, tile.batch};
-    mbarrier_arrive_expect_tx(shared.queries.full(q), kWarpgroups * kRowsBytes);
+    mbarrier_arrive_expect_tx(shared.queries.full(q), kWarpgroups * kQueriesBytes);
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
-      load_panels(shared.smem + shared.q_offset(q.stage, warpgroup), maps.q, shared.queries.full(q),
-                  tile.row_begin + warpgroup * kWarpgroupRows, tile.head, tile.batch, kWarpgroupRows * kLine,
-                  kCacheEvictFirst);
+      load_panels<KeyPanels, kWarpgroupRows>(shared.smem + shared.q_offset(q.stage, warpgroup), maps.q,
+                                             shared.queries.full(q), tile.row_begin + warpgroup * kWarpgroupRows,
+                                             tile.head, tile.batch, kCacheEvictFirst);
     }
     q.advance();
   };

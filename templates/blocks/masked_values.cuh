@@ -18,7 +18,7 @@ struct HeadPointers {
 __device__ __forceinline__ bool any_nonfinite(const Output& out) {
   float zeros[4] = {};
 #pragma unroll
-  for (int i = 0; i < kHeadDim / 2; ++i) {
+  for (int i = 0; i < kValueDim / 2; ++i) {
     zeros[i % 4] = fmaf(out[i], 0.0f, zeros[i % 4]);
   }
   return __any_sync(0xffffffffu, (zeros[0] + zeros[1]) + (zeros[2] + zeros[3]) != 0.0f);
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool any_nonfinite(const u16* v_gmem, i64 row_stride,
 #pragma unroll 1
   for (int key = key_begin; key < key_end; ++key) {
 #pragma unroll 1
-    for (int column = lane(); column < kHeadDim; column += 32) {
+    for (int column = lane(); column < kValueDim; column += 32) {
       zeros = fmaf(to_float(Element{v_gmem[key * row_stride + column]}), 0.0f, zeros);
     }
   }
@@ -53,40 +53,45 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-constexpr float kLargestExcess = 64.0f;  // powers of 2 by which a score may be above its row's reference
-
-// Rows of a warp, one after the other, into the staged output. The weight of a key is 2^((sign q k - m) c).
-__device__ __forceinline__ void compute_rows_again(char* out_tile, const RowSoftmax& softmax, const Params& params,
-                                                   const Mask& mask, const Work& work, float sign, float scale_log2) {
+// Rows of a warp, one after the other, into the staged output: once over their keys for the maximum, once for the sums.
+// These scores differ from wgmma's in the last places, and large ones by more than a weight can bear, so that nothing of
+// the row's softmax is taken over.
+__device__ __forceinline__ void compute_rows_again(char* out_tile, const Params& params, const Mask& mask,
+                                                   const Work& work, float sign, float scale_log2) {
   const HeadPointers head(params, work.tile);
-  __syncwarp();                                   // the warp has staged its rows
-  constexpr int kColumns = (kHeadDim + 31) / 32;  // of a lane
+  __syncwarp();                                    // the warp has staged its rows
+  constexpr int kColumns = (kValueDim + 31) / 32;  // of a lane
 #pragma unroll 1
   for (int index = 0; index < 16; ++index) {
     const int row = threadIdx.x % 128 / 32 * 16 + index;
     const int query = min(work.query_begin + row, params.seqlen_q - 1);
-    const bool upper = index < 8;
-    const int holder = index % 8 * 4;  // the lane that has what belongs to the row
-    const float reference =
-        __shfl_sync(0xffffffffu, finite_reference(upper ? softmax.reference[0] : softmax.reference[1]), holder);
-    float sums[kColumns] = {};
-    float total = 0.0f;  // of these weights: those of wgmma's scores differ in the last places
-    bool decided = false;
-#pragma unroll 1
-    for (int key = 0; key < mask.key_end(query + 1) && !decided; ++key) {
+    const int keys = mask.key_end(query + 1);
+    const auto score_of = [&](int key) {
       float score = 0.0f;
 #pragma unroll 1
       for (int column = lane(); column < kHeadDim; column += 32) {
         score = fmaf(to_float(Element{head.q[query * params.q_stride_row + column]}),
                      to_float(Element{head.k[key * params.k_stride_row + column]}), score);
       }
-      const float above = (sign * warp_sum(score) - reference) * scale_log2;
-      const float weight = exp2_approx(above > kLargestExcess ? kLargestExcess : above);  // NaN stays
+      return sign * warp_sum(score);
+    };
+    float most = negative_infinity();
+#pragma unroll 1
+    for (int key = 0; key < keys; ++key) {
+      most = fmaxf(most, score_of(key));
+    }
+    const float reference = finite_reference(most);
+    float sums[kColumns] = {};
+    float total = 0.0f;
+    bool decided = false;
+#pragma unroll 1
+    for (int key = 0; key < keys && !decided; ++key) {
+      const float weight = exp2_approx((score_of(key) - reference) * scale_log2);
       total += weight;
       bool open = false;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
-        const int column = min(lane() + 32 * i, kHeadDim - 1);
+        const int column = min(lane() + 32 * i, kValueDim - 1);
         sums[i] = fmaf(weight, to_float(Element{head.v[key * params.v_stride_row + column]}), sums[i]);
         open = open || sums[i] == sums[i];
       }
@@ -95,7 +100,7 @@ __device__ __forceinline__ void compute_rows_again(char* out_tile, const RowSoft
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int column = lane() + 32 * i;
-      if (column < kHeadDim) {
+      if (column < kValueDim) {
         *reinterpret_cast<Element*>(out_tile + element_offset(row, column)) =
             from_float<Element>(total == 0.0f ? 0.0f : sums[i] / total);
       }

@@ -8,15 +8,17 @@ constexpr int kThreads = kNumWarps * 32;
 constexpr int kRowsPerWarp = kBlockM / kNumWarps;
 constexpr int kRowTiles = kRowsPerWarp / 16;
 constexpr int kScoreTiles = kBlockN / 8;
-constexpr int kOutTiles = kHeadDim / 8;
+constexpr int kOutTiles = kValueDim / 8;
 constexpr int kHeadDimPadded = (kHeadDim + 15) / 16 * 16;  // the first product sums over steps of 16
 constexpr int kHeadSteps = kHeadDimPadded / 16;
 static_assert(kBlockM % (16 * kNumWarps) == 0, "a warp owns whole tiles of 16 rows");
 static_assert(kBlockN % 16 == 0, "the second product sums over steps of 16 keys");
-static_assert(kHeadDim % 8 == 0, "columns come in chunks of 8");
+static_assert(kHeadDim % 8 == 0 && kValueDim % 8 == 0, "columns come in chunks of 8");
 
 using QTile = Tile<kBlockM, kHeadDimPadded>;
 using KeyTile = Tile<kBlockN, kHeadDimPadded>;
+using ValueTile = Tile<kBlockN, (kValueDim + 15) / 16 * 16>;
+using OutTile = Tile<kBlockM, (kValueDim + 15) / 16 * 16>;
 
 __device__ __forceinline__ int warp_row() {
   return threadIdx.x / 32 * kRowsPerWarp;
@@ -130,7 +132,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[kRowTiles][kScoreT
 __device__ __forceinline__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
                                                 const float (&weights)[kRowTiles][kScoreTiles][4], const char* v_smem,
                                                 int stage_bytes) {
-  const FragmentReader<KeyTile> values(shared_address(v_smem), lane() % 16, lane() / 16);
+  const FragmentReader<ValueTile> values(shared_address(v_smem), lane() % 16, lane() / 16);
 #pragma unroll
   for (int n = 0; n < kScoreTiles; n += 2) {
     u32 p[kRowTiles][4];
@@ -204,7 +206,7 @@ __device__ __forceinline__ bool is_nonfinite(u16 bits) {
 // look at V per partial block. Called by all threads.
 __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTiles][4], char* v_smem, const Mask& mask,
                                                   const Rows& rows, int row_begin, int key_begin) {
-  constexpr int kTileChunks = KeyTile::kBytes / 16;
+  constexpr int kTileChunks = ValueTile::kBytes / 16;
   u32 found = 0;
 #pragma unroll 2
   for (int index = threadIdx.x; index < kTileChunks; index += kThreads) {
@@ -218,7 +220,7 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTi
   for (int key = 0; key < kBlockN; ++key) {
 #pragma unroll
     for (int column = 0; column < kOutTiles; ++column) {
-      const char* chunk = v_smem + KeyTile::offset(key, column);
+      const char* chunk = v_smem + ValueTile::offset(key, column);
       const u16* pair = reinterpret_cast<const u16*>(chunk) + lane() % 4 * 2;
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
@@ -272,14 +274,14 @@ __device__ __forceinline__ void store_output(u16* out_gmem, const float (&out)[k
       const float normaliser = softmax.normaliser(m, half);
 #pragma unroll
       for (int column = 0; column < kOutTiles; ++column) {
-        char* chunk = out_smem + QTile::offset(fragment_row(m, half), column);
+        char* chunk = out_smem + OutTile::offset(fragment_row(m, half), column);
         reinterpret_cast<u32*>(chunk)[lane() % 4] =
             pack<Element>(out[m][column][2 * half] * normaliser, out[m][column][2 * half + 1] * normaliser);
       }
     }
   }
   __syncwarp();
-  store_rows<QTile, kRowsPerWarp, kHeadDim, kVector>(out_smem, warp_row(), rows_valid - warp_row(), [&](int row) {
+  store_rows<OutTile, kRowsPerWarp, kValueDim, kVector>(out_smem, warp_row(), rows_valid - warp_row(), [&](int row) {
     return out_gmem + rows.offset(row_begin + warp_row() + row, params.out_stride_row, params.out_stride_head);
   });
 }

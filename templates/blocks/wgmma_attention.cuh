@@ -1,28 +1,36 @@
 // The two matrix products of attention with wgmma, and what happens to their registers in between. Needs: the parameters
-// and mask of the family, pipeline.cuh, descriptor.cuh, wgmma.cuh.jinja, row_softmax.cuh, tile.cuh.
+// and mask of the family, pipeline.cuh, descriptor.cuh, wgmma.cuh.jinja, row_softmax.cuh.
 //
 // A warpgroup owns 64 rows of Q. Its accumulators (g = lane / 4, t = lane % 4, warp w of the four): scores[4 i + 2 half + e]
 // is row 16 w + g + 8 half and column 8 i + 2 t + e. Packed to 16 bits, 16 neighbouring columns are an A operand.
 //
-// In shared memory a tile is a row of panels, kPanel columns wide; a row of a panel is one swizzled line of kLine bytes.
+// In shared memory a tile is a row of panels, as wide as a swizzled line is long: a row of a panel is one line.
+template <int kColumns>
+struct Panels {
+  static constexpr int kPadded = (kColumns + 31) / 32 * 32;
+  static constexpr int kWidth = kPadded % 64 == 0 ? 64 : 32;  // columns
+  static constexpr int kCount = kPadded / kWidth;
+  static constexpr int kLine = kWidth * 2;       // bytes
+  static constexpr int kRowBytes = kPadded * 2;  // in all panels together
+};
+using KeyPanels = Panels<kHeadDim>;     // of Q and K
+using ValuePanels = Panels<kValueDim>;  // of V and O
 
 constexpr int kWarpgroupRows = 64;
-constexpr int kPadded = (kHeadDim + 31) / 32 * 32;
-constexpr int kPanel = kPadded % 64 == 0 ? 64 : 32;  // columns
-constexpr int kPanels = kPadded / kPanel;
-constexpr int kLine = kPanel * 2;
 constexpr int kHeadSteps = (kHeadDim + 15) / 16;  // of the first product, which sums over columns
 constexpr int kKeySteps = kBlockN / 16;           // of the second, which sums over keys
 constexpr bool kHalves = kBlockN % 32 == 0;       // half a block can be a block of its own
 constexpr int kHalfBlock = kHalves ? kBlockN / 2 : kBlockN;
-constexpr int kRowsBytes = kWarpgroupRows * kPadded * 2;  // Q or O of a warpgroup
-constexpr int kKeysBytes = kBlockN * kPadded * 2;         // a block of K or of V
-static_assert(kHeadDim % 8 == 0 && kBlockN % 16 == 0, "what one wgmma takes");
+constexpr int kQueriesBytes = kWarpgroupRows * KeyPanels::kRowBytes;  // of a warpgroup
+constexpr int kOutBytes = kWarpgroupRows * ValuePanels::kRowBytes;
+constexpr int kKeysBytes = kBlockN * KeyPanels::kRowBytes;
+constexpr int kValuesBytes = kBlockN * ValuePanels::kRowBytes;
+static_assert(kHeadDim % 8 == 0 && kValueDim % 8 == 0 && kBlockN % 16 == 0, "what one wgmma takes");
 
 constexpr int kScores = kBlockN / 2;  // of a thread
 using Scores = float[kScores];
 using Weights = u32[kKeySteps][4];
-using Output = float[kHeadDim / 2];
+using Output = float[kValueDim / 2];
 
 __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
@@ -62,12 +70,14 @@ struct KeyBlocks {
 template <int kKeys>
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q_smem, u32 k_smem) {
   float (&part)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(scores);
+  constexpr int kLine = KeyPanels::kLine;
+  constexpr int kPanelSteps = KeyPanels::kWidth / 16;
   const u64 q = matrix_descriptor(q_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
   const u64 k = matrix_descriptor(k_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
 #pragma unroll
   for (int step = 0; step < kHeadSteps; ++step) {
-    const int panel = step / (kPanel / 16);
-    const int within = step % (kPanel / 16) * 32;  // bytes
+    const int panel = step / kPanelSteps;
+    const int within = step % kPanelSteps * 32;  // bytes
     wgmma_shared<Element, false, false>(part, descriptor_plus(q, panel * kWarpgroupRows * kLine + within),
                                         descriptor_plus(k, panel * kBlockN * kLine + within), step > 0);
   }
@@ -77,6 +87,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q_smem, u32 k_
 // O += P V for the first kKeys keys of a block, started. V is MN-major: a line holds columns of one key.
 template <int kKeys>
 __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, u32 v_smem) {
+  constexpr int kLine = ValuePanels::kLine;
   const u64 v = matrix_descriptor(v_smem, kBlockN * kLine, 8 * kLine, kSwizzleOfRow<kLine>);
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step) {
@@ -147,7 +158,7 @@ __device__ __forceinline__ void weigh_rest(Weights& weights, const Scores& score
 
 __device__ __forceinline__ void scale_rows(Output& out, const float (&factor)[2]) {
 #pragma unroll
-  for (int i = 0; i < kHeadDim / 2; ++i) {
+  for (int i = 0; i < kValueDim / 2; ++i) {
     out[i] *= factor[i / 2 % 2];
   }
 }
@@ -156,16 +167,17 @@ __device__ __forceinline__ void scale_rows(Output& out, const float (&factor)[2]
 // a positive one. Both are exact.
 __device__ __forceinline__ void fold_scale(char* q_smem, float factor) {
 #pragma unroll 1
-  for (int index = threadIdx.x % 128; index < kRowsBytes / 2; index += 128) {
+  for (int index = threadIdx.x % 128; index < kQueriesBytes / 2; index += 128) {
     Element& entry = reinterpret_cast<Element*>(q_smem)[index];
     entry = from_float<Element>(to_float(entry) * factor);
   }
   fence_proxy_async();
 }
 
-// Where a chunk of 16 bytes of one of a warpgroup's 64 rows lies: chunks of a line are permuted as the swizzle of its width
-// does it.
+// Where a chunk of 16 bytes of one of a warpgroup's 64 rows of O lies: chunks of a line are permuted as the swizzle of its
+// width does it.
 __device__ __forceinline__ int chunk_offset(int row, int chunk) {
+  constexpr int kLine = ValuePanels::kLine;
   constexpr int kChunks = kLine / 16;
   const int permuted = chunk % kChunks ^ (row * kLine / 128 % kChunks);
   return (chunk / kChunks * kWarpgroupRows + row) * kLine + permuted * 16;
@@ -179,10 +191,10 @@ __device__ __forceinline__ int element_offset(int row, int column) {
 __device__ __forceinline__ void stage_output(u32 out_smem, const Output& out) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
 #pragma unroll
-  for (int step = 0; step < (kHeadDim + 15) / 16; ++step) {
+  for (int step = 0; step < (kValueDim + 15) / 16; ++step) {
     u32 fragment[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int word = 0; word < (16 * step + 16 <= kHeadDim ? 4 : 2); ++word) {
+    for (int word = 0; word < (16 * step + 16 <= kValueDim ? 4 : 2); ++word) {
       fragment[word] = pack<Element>(out[8 * step + 2 * word], out[8 * step + 2 * word + 1]);
     }
     stmatrix_x4(out_smem + chunk_offset(row, 2 * step + lane() / 16), fragment);

@@ -5,17 +5,19 @@
 // m is 2^((s - m) c), and any m gives the same result. Here a reference moves only when a score outgrows it by a factor
 // that float32 and 16-bit weights bear, so that most blocks need no exchange between threads and no rescaling.
 //
-// A block of scores goes: outgrown(), and move() if so; weigh() for all of them in parts; accept(). Where some scores are
-// weighed unseen, surpassed() tells behind them whether they were too large; they must then be there to be weighed again.
+// A block of scores goes: outgrown(), and move() if so; subtract(); weigh() for all of them in parts; accept(). Where some
+// scores are weighed unseen, surpassed() tells behind them whether they were too large; they must then be there to be
+// weighed again.
 
 struct RowSoftmax {
   static constexpr float kLargestGrowth = 8.0f;  // powers of 2
   static constexpr float kLargestWeight = 256.0f;
-  // As in OnlineSoftmax: from here on m is subtracted from the scores before they are scaled.
+  // As in OnlineSoftmax: from here on m is subtracted from the scores before they are scaled. Those are always looked at
+  // before, as the difference takes their place.
   static constexpr float kCarefulFrom = 1024.0f;
 
   float reference[2] = {negative_infinity(), negative_infinity()};  // m
-  float shift[2] = {0.0f, 0.0f};                                    // m c
+  float shift[2] = {0.0f, 0.0f};                                    // m c; 0 where m is subtracted before
   float sum[2] = {0.0f, 0.0f};    // of this thread's own columns; reduced over the quad at the end
   float block[2] = {0.0f, 0.0f};  // as sum, of the block at hand
   float rescale[2];               // what came before is to be multiplied with, after move()
@@ -68,19 +70,35 @@ struct RowSoftmax {
     }
     careful = __any_sync(0xffffffffu, large);
     unset = __any_sync(0xffffffffu, none);
+    if (careful) {
+      shift[0] = 0.0f;
+      shift[1] = 0.0f;
+    }
+  }
+
+  // Scores [kFirst, kLast) become differences from their references where that is needed.
+  template <int kFirst, int kLast, int kScores>
+  __device__ __forceinline__ void subtract(float (&scores)[kScores]) const {
+    if (careful) {
+      const float from[2] = {finite_reference(reference[0]), finite_reference(reference[1])};
+#pragma unroll
+      for (int i = kFirst / 2; i < kLast / 2; ++i) {
+        scores[2 * i] -= from[i % 2];
+        scores[2 * i + 1] -= from[i % 2];
+      }
+    }
   }
 
   // The weights of scores [kFirst, kLast), given to take(i, weight of scores[2 i], weight of scores[2 i + 1]).
   template <int kFirst, int kLast, int kScores, typename Take>
   __device__ __forceinline__ void weigh(const float (&scores)[kScores], float scale_log2, Take take) {
-    if (careful) {
-      const float from[2] = {finite_reference(reference[0]), finite_reference(reference[1])};
-      weigh_each<kFirst, kLast>(
-          take, [&](int i, int column) { return exp2_approx((scores[2 * i + column] - from[i % 2]) * scale_log2); });
-    } else {
-      weigh_each<kFirst, kLast>(take, [&](int i, int column) {
-        return exp2_approx(fmaf(scores[2 * i + column], scale_log2, -shift[i % 2]));
-      });
+#pragma unroll
+    for (int i = kFirst / 2; i < kLast / 2; ++i) {
+      const float first = exp2_approx(fmaf(scores[2 * i], scale_log2, -shift[i % 2]));
+      const float second = exp2_approx(fmaf(scores[2 * i + 1], scale_log2, -shift[i % 2]));
+      block[i % 2] += first;
+      block[i % 2] += second;
+      take(i, first, second);
     }
   }
 
@@ -105,18 +123,5 @@ struct RowSoftmax {
   // After reduce(): what the output is multiplied with; 0 for a row without weight.
   __device__ __forceinline__ float normaliser(int half) const {
     return sum[half] == 0.0f ? 0.0f : 1.0f / sum[half];
-  }
-
- private:
-  template <int kFirst, int kLast, typename Take, typename Weight>
-  __device__ __forceinline__ void weigh_each(Take take, Weight weight) {
-#pragma unroll
-    for (int i = kFirst / 2; i < kLast / 2; ++i) {
-      const float first = weight(i, 0);
-      const float second = weight(i, 1);
-      block[i % 2] += first;
-      block[i % 2] += second;
-      take(i, first, second);
-    }
   }
 };

@@ -63,6 +63,11 @@ POINTS: dict[str, tuple[Spec, Config]] = {
         Spec(dtype="bfloat16", head_dim=128),
         sm80(block_m=16, num_warps=1, pack_heads=True, num_splits=0),
     ),
+    "sm80_fwd-float16-d64-v40": (Spec(dtype="float16", head_dim=64, head_dim_v=40, causal=True), sm80()),
+    "sm90_fwd-bfloat16-d192-v128": (
+        Spec(dtype="bfloat16", head_dim=192, head_dim_v=128, causal=True),
+        sm90(block_n=96, softmax="late", early_columns=32),
+    ),
     "sm90_fwd-bfloat16-d128": (Spec(dtype="bfloat16", head_dim=128), sm90()),
     "sm90_fwd-bfloat16-d128-causal-late": (
         Spec(dtype="bfloat16", head_dim=128, causal=True),

@@ -130,6 +130,26 @@ def test_defaults_for_values_of_another_width(problem: Problem) -> None:
     compare(problem, family("fma_fwd").default(problem.spec, H200), *random_inputs(problem))
 
 
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({}, problem_of("float16", 70, 50, 64, "4/2", head_dim_v=40, causal=True)),
+        ({"q_in_registers": True, "num_stages": 1}, problem_of("bfloat16", 70, 50, 24, head_dim_v=128, causal=True)),
+        (
+            {"block_m": 64, "num_splits": 2, "pack_heads": True},
+            problem_of("bfloat16", 7, 90, 192, "4/2", head_dim_v=128, causal=True),
+        ),
+        ({"num_stages": 3}, problem_of("float16", 40, 70, 40, head_dim_v=56, alignment=2, causal=True)),
+    ],
+    ids=str,
+)
+def test_values_of_another_width_on_tensor_cores(config: dict[str, object], problem: Problem) -> None:
+    """An infinity that the mask hides from all rows but the last is in a column of its own."""
+    q, k, v = random_inputs(problem)
+    v[0, -1, 0, -3] = np.inf
+    compare(problem, config_of("sm80_fwd", **config), q, k, v)
+
+
 def test_narrow_values_are_the_first_columns_of_wide_ones() -> None:
     """Bit for bit, with strides of their own, and an output whose rows lie farther apart than they are wide."""
     wide = problem_of("float16", 20, 45, 24, "4/2", batch=2, causal=True)

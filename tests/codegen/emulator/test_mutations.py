@@ -171,6 +171,22 @@ def unseen(q: Array, k: Array, v: Array) -> None:
     k[:, 110] *= 30
 
 
+def one_far(q: Array, k: Array, v: Array) -> None:
+    """One key has scores of thousands, and is none of the first 32 of its block of 64."""
+    k[:, 110] *= 3000
+
+
+def further_far(q: Array, k: Array, v: Array) -> None:
+    """The same, behind a key of the first block whose scores are large already."""
+    k[:, 20] *= 1000
+    k[:, 110] *= 3000
+
+
+def large_nonfinite(q: Array, k: Array, v: Array) -> None:
+    q *= 2**20
+    v[:, 60, :, 5] = np.nan
+
+
 def nonfinite(q: Array, k: Array, v: Array) -> None:
     """NaN and infinities in some columns of V, in the last block of keys and in one before it."""
     v[:, 60, :, 5] = np.nan
@@ -242,6 +258,7 @@ SETUPS = {
     "packed, unaligned": sm80(config=PACKED, alignment=2),
     "packed, NaN behind the mask": sm80(nonfinite, config=PACKED),
     "packed, split": sm80(config={"num_splits": 4, **PACKED}, seqlen_k=78),
+    "wide values": sm80(head_dim=24, head_dim_v=56),
     "head dim 16": sm80(head_dim=16),
     "head dim 24": sm80(head_dim=24),
     "head dim 40": sm80(head_dim=40),
@@ -258,6 +275,12 @@ SETUPS = {
     "sm90, growing scores": sm90(growing, causal=False),
     "sm90, exact, growing scores": sm90(growing, config={"softmax": "exact"}, causal=False),
     "sm90, late, unseen scores": sm90(unseen, config=LATE, causal=False),
+    "sm90, late, scores that grow far": sm90(growing_far, config=LATE, causal=False),
+    "sm90, late, a score further above": sm90(further_far, config=LATE, causal=False),
+    "sm90, late, one score far above": sm90(one_far, config=LATE, causal=False),
+    "sm90, large scores, NaN behind the mask": sm90(large_nonfinite, dtype="bfloat16"),
+    "sm90, narrow values": sm90(head_dim=64, head_dim_v=32),
+    "sm90, wide values": sm90(head_dim=32, head_dim_v=72),
     "sm90, large scores": sm90(large, **LARGE),
     "sm90, wide blocks": sm90(config={"block_n": 64}, seqlen_k=170),
     "sm90, very wide blocks": sm90(config={"block_n": 160}, seqlen_k=300),

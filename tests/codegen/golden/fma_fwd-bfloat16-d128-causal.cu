@@ -31,8 +31,9 @@ __device__ __forceinline__ float negative_infinity() {
 }
 // The one kernel argument of every forward family. Mirrored by PARAMS_FIELDS in codegen/plan.py, which a test compares.
 //
-// q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
-// elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
+// q: (batch, seqlen_q, num_heads, head_dim); k: (batch, seqlen_k, num_heads_kv, head_dim); v and out as k and q, with
+// head_dim_v columns. Strides count elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads,
+// seqlen_q), or null if not wanted.
 // workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
 // the keys of one tile of queries; heads_per_section: heads whose tiles are listed together, where blocks take several.
 struct Params {

@@ -165,8 +165,9 @@ __device__ __forceinline__ float from_float<float>(float x) {
 }
 // The one kernel argument of every forward family. Mirrored by PARAMS_FIELDS in codegen/plan.py, which a test compares.
 //
-// q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
-// elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
+// q: (batch, seqlen_q, num_heads, head_dim); k: (batch, seqlen_k, num_heads_kv, head_dim); v and out as k and q, with
+// head_dim_v columns. Strides count elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads,
+// seqlen_q), or null if not wanted.
 // workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
 // the keys of one tile of queries; heads_per_section: heads whose tiles are listed together, where blocks take several.
 struct Params {
@@ -530,6 +531,7 @@ struct OnlineSoftmax {
 using Element = BFloat16;
 constexpr bool kIsHalf = false;
 constexpr int kHeadDim = 128;
+constexpr int kValueDim = 128;                              // columns of V and O
 constexpr bool kVector = true;  // rows start on 16-byte boundaries
 constexpr int kBlockM = 16;
 constexpr int kBlockN = 64;
@@ -655,15 +657,17 @@ constexpr int kThreads = kNumWarps * 32;
 constexpr int kRowsPerWarp = kBlockM / kNumWarps;
 constexpr int kRowTiles = kRowsPerWarp / 16;
 constexpr int kScoreTiles = kBlockN / 8;
-constexpr int kOutTiles = kHeadDim / 8;
+constexpr int kOutTiles = kValueDim / 8;
 constexpr int kHeadDimPadded = (kHeadDim + 15) / 16 * 16;  // the first product sums over steps of 16
 constexpr int kHeadSteps = kHeadDimPadded / 16;
 static_assert(kBlockM % (16 * kNumWarps) == 0, "a warp owns whole tiles of 16 rows");
 static_assert(kBlockN % 16 == 0, "the second product sums over steps of 16 keys");
-static_assert(kHeadDim % 8 == 0, "columns come in chunks of 8");
+static_assert(kHeadDim % 8 == 0 && kValueDim % 8 == 0, "columns come in chunks of 8");
 
 using QTile = Tile<kBlockM, kHeadDimPadded>;
 using KeyTile = Tile<kBlockN, kHeadDimPadded>;
+using ValueTile = Tile<kBlockN, (kValueDim + 15) / 16 * 16>;
+using OutTile = Tile<kBlockM, (kValueDim + 15) / 16 * 16>;
 
 __device__ __forceinline__ int warp_row() {
   return threadIdx.x / 32 * kRowsPerWarp;
@@ -777,7 +781,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[kRowTiles][kScoreT
 __device__ __forceinline__ void multiply_values(float (&out)[kRowTiles][kOutTiles][4],
                                                 const float (&weights)[kRowTiles][kScoreTiles][4], const char* v_smem,
                                                 int stage_bytes) {
-  const FragmentReader<KeyTile> values(shared_address(v_smem), lane() % 16, lane() / 16);
+  const FragmentReader<ValueTile> values(shared_address(v_smem), lane() % 16, lane() / 16);
 #pragma unroll
   for (int n = 0; n < kScoreTiles; n += 2) {
     u32 p[kRowTiles][4];
@@ -851,7 +855,7 @@ __device__ __forceinline__ bool is_nonfinite(u16 bits) {
 // look at V per partial block. Called by all threads.
 __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTiles][4], char* v_smem, const Mask& mask,
                                                   const Rows& rows, int row_begin, int key_begin) {
-  constexpr int kTileChunks = KeyTile::kBytes / 16;
+  constexpr int kTileChunks = ValueTile::kBytes / 16;
   u32 found = 0;
 #pragma unroll 2
   for (int index = threadIdx.x; index < kTileChunks; index += kThreads) {
@@ -865,7 +869,7 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[kRowTiles][kOutTi
   for (int key = 0; key < kBlockN; ++key) {
 #pragma unroll
     for (int column = 0; column < kOutTiles; ++column) {
-      const char* chunk = v_smem + KeyTile::offset(key, column);
+      const char* chunk = v_smem + ValueTile::offset(key, column);
       const u16* pair = reinterpret_cast<const u16*>(chunk) + lane() % 4 * 2;
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
@@ -919,14 +923,14 @@ __device__ __forceinline__ void store_output(u16* out_gmem, const float (&out)[k
       const float normaliser = softmax.normaliser(m, half);
 #pragma unroll
       for (int column = 0; column < kOutTiles; ++column) {
-        char* chunk = out_smem + QTile::offset(fragment_row(m, half), column);
+        char* chunk = out_smem + OutTile::offset(fragment_row(m, half), column);
         reinterpret_cast<u32*>(chunk)[lane() % 4] =
             pack<Element>(out[m][column][2 * half] * normaliser, out[m][column][2 * half + 1] * normaliser);
       }
     }
   }
   __syncwarp();
-  store_rows<QTile, kRowsPerWarp, kHeadDim, kVector>(out_smem, warp_row(), rows_valid - warp_row(), [&](int row) {
+  store_rows<OutTile, kRowsPerWarp, kValueDim, kVector>(out_smem, warp_row(), rows_valid - warp_row(), [&](int row) {
     return out_gmem + rows.offset(row_begin + warp_row() + row, params.out_stride_row, params.out_stride_head);
   });
 }
@@ -1039,7 +1043,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(co
                       tile.head_kv * params.v_stride_head + i64(blocks.begin) * kBlockN * params.v_stride_row;
 
   TileLoader<KeyTile, kBlockN, kHeadDim, kThreads, kVector> key_loader(k_gmem, params.k_stride_row);
-  TileLoader<KeyTile, kBlockN, kHeadDim, kThreads, kVector> value_loader(v_gmem, params.v_stride_row);
+  TileLoader<ValueTile, kBlockN, kValueDim, kThreads, kVector> value_loader(v_gmem, params.v_stride_row);
   // Blocks are loaded in order. Each call closes one group of copies, also when there is nothing left to load: waits
   // count groups.
   const auto load_keys = [&](int block) {
@@ -1050,7 +1054,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(co
   };
   const auto load_values = [&](int block) {
     if (block < blocks.end) {
-      value_loader.next(v_smem + block % kNumStages * KeyTile::kBytes, params.seqlen_k - block * kBlockN);
+      value_loader.next(v_smem + block % kNumStages * ValueTile::kBytes, params.seqlen_k - block * kBlockN);
     }
     cp_async_commit();
   };
@@ -1076,11 +1080,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(co
 
   const ScoreScale scale(params.scale);
   OnlineSoftmax<kRowTiles> softmax;
-  float out[kRowTiles][kOutTiles][4] = {};  // O, [kRowsPerWarp, kHeadDim]
+  float out[kRowTiles][kOutTiles][4] = {};  // O, [kRowsPerWarp, kValueDim]
 
   const auto step = [&](int block, auto masked) {
     const int key_begin = block * kBlockN;
-    const int stage_bytes = block % kNumStages * KeyTile::kBytes;
+    const int stage = block % kNumStages;
 
     // K of this block has landed, and no warp reads V of the previous block any more: its place is refilled.
     cp_async_wait<kInFlight>();
@@ -1088,7 +1092,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(co
     load_values(block + kNumStages - 1);
 
     float scores[kRowTiles][kScoreTiles][4] = {};  // S, then P, [kRowsPerWarp, kBlockN]
-    multiply_keys(scores, queries, k_smem, stage_bytes);
+    multiply_keys(scores, queries, k_smem, stage * KeyTile::kBytes);
 
     // V of this block has landed, and no warp reads K of this block any more.
     cp_async_wait<kInFlight>();
@@ -1104,9 +1108,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(co
     softmax.observe<kRescaleThreshold>(scores, out, scale.log2);
     softmax.weigh(scores, scale.log2);
     if constexpr (masked.value) {
-      isolate_nonfinite(out, v_smem + stage_bytes, mask, rows, tile.row_begin, key_begin);
+      isolate_nonfinite(out, v_smem + stage * ValueTile::kBytes, mask, rows, tile.row_begin, key_begin);
     }
-    multiply_values(out, scores, v_smem, stage_bytes);
+    multiply_values(out, scores, v_smem, stage * ValueTile::kBytes);
   };
 
   // The blocks that need a mask are the last: the end of the sequence, the diagonal.
@@ -1128,7 +1132,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm) sm80_fwd(co
         static_cast<float*>(params.lse) + (i64(tile.batch) * params.num_heads + tile.head) * params.seqlen_q;
     store_log_sum_exp(lse_gmem, softmax, scale, rows, tile.row_begin, rows_valid, params.seqlen_q);
   }
-  __syncthreads();  // O leaves through the memory of Q, which K and V may have taken over.
+  __syncthreads();  // O leaves through the memory of Q, and where it is wider, of what is behind.
   u16* out_gmem =
       static_cast<u16*>(params.out) + tile.batch * params.out_stride_batch + tile.head * params.out_stride_head;
   store_output(out_gmem, out, softmax, q_smem, rows, tile.row_begin, rows_valid, params);

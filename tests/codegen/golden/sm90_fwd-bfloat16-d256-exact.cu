@@ -589,8 +589,9 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[kRegisters], const u3
 }
 // The one kernel argument of every forward family. Mirrored by PARAMS_FIELDS in codegen/plan.py, which a test compares.
 //
-// q, out: (batch, seqlen_q, num_heads, head_dim); k, v: (batch, seqlen_k, num_heads_kv, head_dim); strides count
-// elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads, seqlen_q), or null if not wanted.
+// q: (batch, seqlen_q, num_heads, head_dim); k: (batch, seqlen_k, num_heads_kv, head_dim); v and out as k and q, with
+// head_dim_v columns. Strides count elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads,
+// seqlen_q), or null if not wanted.
 // workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
 // the keys of one tile of queries; heads_per_section: heads whose tiles are listed together, where blocks take several.
 struct Params {
@@ -858,17 +859,19 @@ struct OnlineSoftmax {
 // m is 2^((s - m) c), and any m gives the same result. Here a reference moves only when a score outgrows it by a factor
 // that float32 and 16-bit weights bear, so that most blocks need no exchange between threads and no rescaling.
 //
-// A block of scores goes: outgrown(), and move() if so; weigh() for all of them in parts; accept(). Where some scores are
-// weighed unseen, surpassed() tells behind them whether they were too large; they must then be there to be weighed again.
+// A block of scores goes: outgrown(), and move() if so; subtract(); weigh() for all of them in parts; accept(). Where some
+// scores are weighed unseen, surpassed() tells behind them whether they were too large; they must then be there to be
+// weighed again.
 
 struct RowSoftmax {
   static constexpr float kLargestGrowth = 8.0f;  // powers of 2
   static constexpr float kLargestWeight = 256.0f;
-  // As in OnlineSoftmax: from here on m is subtracted from the scores before they are scaled.
+  // As in OnlineSoftmax: from here on m is subtracted from the scores before they are scaled. Those are always looked at
+  // before, as the difference takes their place.
   static constexpr float kCarefulFrom = 1024.0f;
 
   float reference[2] = {negative_infinity(), negative_infinity()};  // m
-  float shift[2] = {0.0f, 0.0f};                                    // m c
+  float shift[2] = {0.0f, 0.0f};                                    // m c; 0 where m is subtracted before
   float sum[2] = {0.0f, 0.0f};    // of this thread's own columns; reduced over the quad at the end
   float block[2] = {0.0f, 0.0f};  // as sum, of the block at hand
   float rescale[2];               // what came before is to be multiplied with, after move()
@@ -921,19 +924,35 @@ struct RowSoftmax {
     }
     careful = __any_sync(0xffffffffu, large);
     unset = __any_sync(0xffffffffu, none);
+    if (careful) {
+      shift[0] = 0.0f;
+      shift[1] = 0.0f;
+    }
+  }
+
+  // Scores [kFirst, kLast) become differences from their references where that is needed.
+  template <int kFirst, int kLast, int kScores>
+  __device__ __forceinline__ void subtract(float (&scores)[kScores]) const {
+    if (careful) {
+      const float from[2] = {finite_reference(reference[0]), finite_reference(reference[1])};
+#pragma unroll
+      for (int i = kFirst / 2; i < kLast / 2; ++i) {
+        scores[2 * i] -= from[i % 2];
+        scores[2 * i + 1] -= from[i % 2];
+      }
+    }
   }
 
   // The weights of scores [kFirst, kLast), given to take(i, weight of scores[2 i], weight of scores[2 i + 1]).
   template <int kFirst, int kLast, int kScores, typename Take>
   __device__ __forceinline__ void weigh(const float (&scores)[kScores], float scale_log2, Take take) {
-    if (careful) {
-      const float from[2] = {finite_reference(reference[0]), finite_reference(reference[1])};
-      weigh_each<kFirst, kLast>(
-          take, [&](int i, int column) { return exp2_approx((scores[2 * i + column] - from[i % 2]) * scale_log2); });
-    } else {
-      weigh_each<kFirst, kLast>(take, [&](int i, int column) {
-        return exp2_approx(fmaf(scores[2 * i + column], scale_log2, -shift[i % 2]));
-      });
+#pragma unroll
+    for (int i = kFirst / 2; i < kLast / 2; ++i) {
+      const float first = exp2_approx(fmaf(scores[2 * i], scale_log2, -shift[i % 2]));
+      const float second = exp2_approx(fmaf(scores[2 * i + 1], scale_log2, -shift[i % 2]));
+      block[i % 2] += first;
+      block[i % 2] += second;
+      take(i, first, second);
     }
   }
 
@@ -959,23 +978,11 @@ struct RowSoftmax {
   __device__ __forceinline__ float normaliser(int half) const {
     return sum[half] == 0.0f ? 0.0f : 1.0f / sum[half];
   }
-
- private:
-  template <int kFirst, int kLast, typename Take, typename Weight>
-  __device__ __forceinline__ void weigh_each(Take take, Weight weight) {
-#pragma unroll
-    for (int i = kFirst / 2; i < kLast / 2; ++i) {
-      const float first = weight(i, 0);
-      const float second = weight(i, 1);
-      block[i % 2] += first;
-      block[i % 2] += second;
-      take(i, first, second);
-    }
-  }
 };
 
 using Element = BFloat16;
 constexpr int kHeadDim = 256;
+constexpr int kValueDim = 256;       // columns of V and O
 constexpr int kWarpgroups = 2;  // that compute
 constexpr int kBlockM = 64 * kWarpgroups;
 constexpr int kBlockN = 80;
@@ -1105,30 +1112,38 @@ class NextTile {
   }
 };
 // The two matrix products of attention with wgmma, and what happens to their registers in between. Needs: the parameters
-// and mask of the family, pipeline.cuh, descriptor.cuh, wgmma.cuh.jinja, row_softmax.cuh, tile.cuh.
+// and mask of the family, pipeline.cuh, descriptor.cuh, wgmma.cuh.jinja, row_softmax.cuh.
 //
 // A warpgroup owns 64 rows of Q. Its accumulators (g = lane / 4, t = lane % 4, warp w of the four): scores[4 i + 2 half + e]
 // is row 16 w + g + 8 half and column 8 i + 2 t + e. Packed to 16 bits, 16 neighbouring columns are an A operand.
 //
-// In shared memory a tile is a row of panels, kPanel columns wide; a row of a panel is one swizzled line of kLine bytes.
+// In shared memory a tile is a row of panels, as wide as a swizzled line is long: a row of a panel is one line.
+template <int kColumns>
+struct Panels {
+  static constexpr int kPadded = (kColumns + 31) / 32 * 32;
+  static constexpr int kWidth = kPadded % 64 == 0 ? 64 : 32;  // columns
+  static constexpr int kCount = kPadded / kWidth;
+  static constexpr int kLine = kWidth * 2;       // bytes
+  static constexpr int kRowBytes = kPadded * 2;  // in all panels together
+};
+using KeyPanels = Panels<kHeadDim>;     // of Q and K
+using ValuePanels = Panels<kValueDim>;  // of V and O
 
 constexpr int kWarpgroupRows = 64;
-constexpr int kPadded = (kHeadDim + 31) / 32 * 32;
-constexpr int kPanel = kPadded % 64 == 0 ? 64 : 32;  // columns
-constexpr int kPanels = kPadded / kPanel;
-constexpr int kLine = kPanel * 2;
 constexpr int kHeadSteps = (kHeadDim + 15) / 16;  // of the first product, which sums over columns
 constexpr int kKeySteps = kBlockN / 16;           // of the second, which sums over keys
 constexpr bool kHalves = kBlockN % 32 == 0;       // half a block can be a block of its own
 constexpr int kHalfBlock = kHalves ? kBlockN / 2 : kBlockN;
-constexpr int kRowsBytes = kWarpgroupRows * kPadded * 2;  // Q or O of a warpgroup
-constexpr int kKeysBytes = kBlockN * kPadded * 2;         // a block of K or of V
-static_assert(kHeadDim % 8 == 0 && kBlockN % 16 == 0, "what one wgmma takes");
+constexpr int kQueriesBytes = kWarpgroupRows * KeyPanels::kRowBytes;  // of a warpgroup
+constexpr int kOutBytes = kWarpgroupRows * ValuePanels::kRowBytes;
+constexpr int kKeysBytes = kBlockN * KeyPanels::kRowBytes;
+constexpr int kValuesBytes = kBlockN * ValuePanels::kRowBytes;
+static_assert(kHeadDim % 8 == 0 && kValueDim % 8 == 0 && kBlockN % 16 == 0, "what one wgmma takes");
 
 constexpr int kScores = kBlockN / 2;  // of a thread
 using Scores = float[kScores];
 using Weights = u32[kKeySteps][4];
-using Output = float[kHeadDim / 2];
+using Output = float[kValueDim / 2];
 
 __device__ __forceinline__ int lane() {
   return threadIdx.x % 32;
@@ -1168,12 +1183,14 @@ struct KeyBlocks {
 template <int kKeys>
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q_smem, u32 k_smem) {
   float (&part)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(scores);
+  constexpr int kLine = KeyPanels::kLine;
+  constexpr int kPanelSteps = KeyPanels::kWidth / 16;
   const u64 q = matrix_descriptor(q_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
   const u64 k = matrix_descriptor(k_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
 #pragma unroll
   for (int step = 0; step < kHeadSteps; ++step) {
-    const int panel = step / (kPanel / 16);
-    const int within = step % (kPanel / 16) * 32;  // bytes
+    const int panel = step / kPanelSteps;
+    const int within = step % kPanelSteps * 32;  // bytes
     wgmma_shared<Element, false, false>(part, descriptor_plus(q, panel * kWarpgroupRows * kLine + within),
                                         descriptor_plus(k, panel * kBlockN * kLine + within), step > 0);
   }
@@ -1183,6 +1200,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q_smem, u32 k_
 // O += P V for the first kKeys keys of a block, started. V is MN-major: a line holds columns of one key.
 template <int kKeys>
 __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, u32 v_smem) {
+  constexpr int kLine = ValuePanels::kLine;
   const u64 v = matrix_descriptor(v_smem, kBlockN * kLine, 8 * kLine, kSwizzleOfRow<kLine>);
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step) {
@@ -1253,7 +1271,7 @@ __device__ __forceinline__ void weigh_rest(Weights& weights, const Scores& score
 
 __device__ __forceinline__ void scale_rows(Output& out, const float (&factor)[2]) {
 #pragma unroll
-  for (int i = 0; i < kHeadDim / 2; ++i) {
+  for (int i = 0; i < kValueDim / 2; ++i) {
     out[i] *= factor[i / 2 % 2];
   }
 }
@@ -1262,16 +1280,17 @@ __device__ __forceinline__ void scale_rows(Output& out, const float (&factor)[2]
 // a positive one. Both are exact.
 __device__ __forceinline__ void fold_scale(char* q_smem, float factor) {
 #pragma unroll 1
-  for (int index = threadIdx.x % 128; index < kRowsBytes / 2; index += 128) {
+  for (int index = threadIdx.x % 128; index < kQueriesBytes / 2; index += 128) {
     Element& entry = reinterpret_cast<Element*>(q_smem)[index];
     entry = from_float<Element>(to_float(entry) * factor);
   }
   fence_proxy_async();
 }
 
-// Where a chunk of 16 bytes of one of a warpgroup's 64 rows lies: chunks of a line are permuted as the swizzle of its width
-// does it.
+// Where a chunk of 16 bytes of one of a warpgroup's 64 rows of O lies: chunks of a line are permuted as the swizzle of its
+// width does it.
 __device__ __forceinline__ int chunk_offset(int row, int chunk) {
+  constexpr int kLine = ValuePanels::kLine;
   constexpr int kChunks = kLine / 16;
   const int permuted = chunk % kChunks ^ (row * kLine / 128 % kChunks);
   return (chunk / kChunks * kWarpgroupRows + row) * kLine + permuted * 16;
@@ -1285,10 +1304,10 @@ __device__ __forceinline__ int element_offset(int row, int column) {
 __device__ __forceinline__ void stage_output(u32 out_smem, const Output& out) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
 #pragma unroll
-  for (int step = 0; step < (kHeadDim + 15) / 16; ++step) {
+  for (int step = 0; step < (kValueDim + 15) / 16; ++step) {
     u32 fragment[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int word = 0; word < (16 * step + 16 <= kHeadDim ? 4 : 2); ++word) {
+    for (int word = 0; word < (16 * step + 16 <= kValueDim ? 4 : 2); ++word) {
       fragment[word] = pack<Element>(out[8 * step + 2 * word], out[8 * step + 2 * word + 1]);
     }
     stmatrix_x4(out_smem + chunk_offset(row, 2 * step + lane() / 16), fragment);
@@ -1299,7 +1318,7 @@ __device__ __forceinline__ void stage_output(u32 out_smem, const Output& out) {
 
 struct TensorMaps {
   const TensorMap* q;  // boxes of kWarpgroupRows lines of a panel
-  const TensorMap* k;  // of kBlockN
+  const TensorMap* k;  // of kBlockN lines
   const TensorMap* v;
   const TensorMap* out;  // as q
 };
@@ -1307,6 +1326,7 @@ struct TensorMaps {
 // Dynamic shared memory, from its start on.
 constexpr u32 kTilesOffset = 512;  // behind the barriers: a Tile for each Q
 constexpr u32 kQOffset = 1024;
+constexpr u32 kRowsBytes = kQueriesBytes > kOutBytes ? kQueriesBytes : kOutBytes;  // O leaves through Q's memory
 constexpr u32 kKOffset = kQOffset + kQBuffers * kWarpgroups * kRowsBytes;
 constexpr u32 kVOffset = kKOffset + kNumStages * kKeysBytes;
 constexpr int kNoTile = -1;  // as row_begin: nothing is left
@@ -1345,7 +1365,7 @@ struct Shared {
     return smem + kKOffset + stage * kKeysBytes;
   }
   __device__ __forceinline__ u32 v(int stage) const {
-    return smem + kVOffset + stage * kKeysBytes;
+    return smem + kVOffset + stage * kValuesBytes;
   }
 };
 
@@ -1358,11 +1378,14 @@ struct Work {
   u32 q_offset;  // in shared memory: its rows of Q, later of O
 };
 
+// A tile of kRows rows from `row` on.
+template <typename Panels, int kRows>
 __device__ __forceinline__ void load_panels(u32 target_smem, const TensorMap* map, u32 barrier, int row, int head,
-                                            int batch, int panel_bytes, u64 policy) {
+                                            int batch, u64 policy) {
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-    tma_load_4d(target_smem + panel * panel_bytes, map, barrier, panel * kPanel, row, head, batch, policy);
+  for (int panel = 0; panel < Panels::kCount; ++panel) {
+    tma_load_4d(target_smem + panel * kRows * Panels::kLine, map, barrier, panel * Panels::kWidth, row, head, batch,
+                policy);
   }
 }
 
@@ -1372,9 +1395,9 @@ __device__ __forceinline__ void store_panels(const TensorMap* map, u32 source_sm
     return;
   }
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-    tma_store_4d(map, source_smem + panel * kWarpgroupRows * kLine, panel * kPanel, work.query_begin, work.tile.head,
-                 work.tile.batch);
+  for (int panel = 0; panel < ValuePanels::kCount; ++panel) {
+    tma_store_4d(map, source_smem + panel * kWarpgroupRows * ValuePanels::kLine, panel * ValuePanels::kWidth,
+                 work.query_begin, work.tile.head, work.tile.batch);
   }
 }
 
@@ -1402,14 +1425,14 @@ __device__ __forceinline__ void load(const Shared& shared, const Params& params,
   Tile tile = {};
   const auto load_keys = [&](int block) {
     shared.keys.acquire(k, kKeysBytes);
-    load_panels(shared.k(k.stage), maps.k, shared.keys.full(k), block * kBlockN, tile.head_kv, tile.batch,
-                kBlockN * kLine, kCacheEvictLast);
+    load_panels<KeyPanels, kBlockN>(shared.k(k.stage), maps.k, shared.keys.full(k), block * kBlockN, tile.head_kv,
+                                    tile.batch, kCacheEvictLast);
     k.advance();
   };
   const auto load_values = [&](int block) {
-    shared.values.acquire(v, kKeysBytes);
-    load_panels(shared.v(v.stage), maps.v, shared.values.full(v), block * kBlockN, tile.head_kv, tile.batch,
-                kBlockN * kLine, kCacheEvictLast);
+    shared.values.acquire(v, kValuesBytes);
+    load_panels<ValuePanels, kBlockN>(shared.v(v.stage), maps.v, shared.values.full(v), block * kBlockN, tile.head_kv,
+                                      tile.batch, kCacheEvictLast);
     v.advance();
   };
   // Q comes behind the first keys, because an earlier tile's O may still be in its place.
@@ -1417,12 +1440,12 @@ __device__ __forceinline__ void load(const Shared& shared, const Params& params,
     load_keys(0);
     shared.queries.acquire(q);
     shared.tile(q.stage) = {row_begin, tile.head, tile.head_kv, tile.batch};
-    mbarrier_arrive_expect_tx(shared.queries.full(q), kWarpgroups * kRowsBytes);
+    mbarrier_arrive_expect_tx(shared.queries.full(q), kWarpgroups * kQueriesBytes);
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < kWarpgroups; ++warpgroup) {
-      load_panels(shared.smem + shared.q_offset(q.stage, warpgroup), maps.q, shared.queries.full(q),
-                  tile.row_begin + warpgroup * kWarpgroupRows, tile.head, tile.batch, kWarpgroupRows * kLine,
-                  kCacheEvictFirst);
+      load_panels<KeyPanels, kWarpgroupRows>(shared.smem + shared.q_offset(q.stage, warpgroup), maps.q,
+                                             shared.queries.full(q), tile.row_begin + warpgroup * kWarpgroupRows,
+                                             tile.head, tile.batch, kCacheEvictFirst);
     }
     q.advance();
   };
@@ -1533,6 +1556,7 @@ __device__ __forceinline__ void compute(const Shared& shared, const Params& para
       apply_mask<kBlockN>(scores, mask, work.query_begin, 0);
     }
     softmax.move<0, kScores>(scores, scale_log2);
+    softmax.subtract<0, kScores>(scores);
     weigh_rest<0, kBlockN>(weights, scores, softmax, scale_log2);
     softmax.accept();
     if (storing) {  // the last O has left its place, so that another Q can come
@@ -1557,10 +1581,14 @@ __device__ __forceinline__ void compute(const Shared& shared, const Params& para
       if constexpr (masked.value) {
         apply_mask<kKeys>(scores, mask, work.query_begin, block * kBlockN);
       }
-      const bool moves = kExact || (kSeen > 0 && softmax.outgrown<kSeen>(scores, scale_log2));
+      bool moves = kExact || (kSeen > 0 && softmax.outgrown<kSeen>(scores, scale_log2));
+      if (kUnseen && softmax.careful) {
+        moves = softmax.outgrown<kKeys / 2>(scores, scale_log2);
+      }
       if (moves) {
         softmax.move<0, kKeys / 2>(scores, scale_log2);
       }
+      softmax.subtract<0, kKeys / 2>(scores);
       weigh_in_place<kEarly>(scores, softmax, scale_log2);
       shared.values.wait(v);  // Again, and never long: the compiler moves the next wait no further up than here.
       wgmma_wait<0>();
@@ -1569,8 +1597,9 @@ __device__ __forceinline__ void compute(const Shared& shared, const Params& para
         scale_rows(out, softmax.rescale);
       }
       weigh_rest<kEarly, kKeys>(weights, scores, softmax, scale_log2);
-      if (kUnseen && softmax.surpassed()) {
+      if (kUnseen && !softmax.careful && softmax.surpassed()) {
         softmax.move<kEarly, kKeys / 2>(scores, scale_log2);
+        softmax.subtract<kEarly, kKeys / 2>(scores);
         scale_rows(out, softmax.rescale);
         rescale_in_place<kEarly>(scores, softmax);
         weigh_rest<kEarly, kKeys>(weights, scores, softmax, scale_log2);
