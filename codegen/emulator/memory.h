@@ -7,6 +7,8 @@
 // bounds for all until its thread has waited for it; so are those that TMA or wgmma will read, to writers.
 #pragma once
 
+#include <unordered_map>
+
 #include "order.h"
 
 struct Region {
@@ -26,10 +28,11 @@ inline u32 shared_bytes = 0;
 constexpr u32 kCellBytes = 2;  // of shared memory, that one stamp covers
 constexpr u32 kInFlight = 1u << 31;
 constexpr u32 kManyLanes = kWarpLanes + 1;
-constexpr u32 kAnyLane = kWarpLanes + 2;  // the warp as a whole: any of its lanes speaks for it
+constexpr u32 kAnyLane = kWarpLanes + 2;   // the warp as a whole: any of its lanes speaks for it
+constexpr u32 kEachLane = kWarpLanes + 3;  // those that `readers` names; the clock is that of the latest
 constexpr u32 kLaneBits = 6;
 
-// A stamp of a write is kInFlight | writer | clock, of a read kInFlight | clock | lane + 1 or kManyLanes or kAnyLane;
+// A stamp of a write is kInFlight | writer | clock, of a read kInFlight | clock | lane + 1 or one of the three above;
 // 0 is none. In flight means that something asynchronous has yet to write, or to read.
 struct Stamps {
   u32* stamp;
@@ -37,6 +40,23 @@ struct Stamps {
 };
 inline Stamps writes;
 inline Stamps reads[kMaxWarps];
+
+// Lanes of a warp that have read the same cell, in no order that is known.
+struct Readers {
+  u32 end[kWarpLanes];  // the clock behind that of the last read; 0: none
+  u32 counter[kWarpLanes];
+
+  // `lane` is as in a stamp: one, or all of them.
+  void add(u32 lane, u32 clock, u32 where) {
+    for (u32 each = 0; each < kWarpLanes; ++each) {
+      if ((lane == kManyLanes || each == lane - 1) && end[each] <= clock) {
+        end[each] = clock + 1;
+        counter[each] = where;
+      }
+    }
+  }
+};
+inline std::unordered_map<u32, Readers> readers[kMaxWarps];  // by cell, where its stamp is of kEachLane
 
 inline u32 num_cells() {
   return (shared_bytes + kCellBytes - 1) / kCellBytes;
@@ -67,6 +87,7 @@ inline void order_start() {
     memset(writes.stamp, 0, num_cells() * sizeof(u32));
     for (u32 warp = 0; warp < num_warps; ++warp) {
       memset(reads[warp].stamp, 0, num_cells() * sizeof(u32));
+      readers[warp].clear();
     }
   }
   u32 latest = 0;
@@ -130,11 +151,31 @@ inline void check_written(u32 cell, u32 me, u32 own, const char* doing) {
   check_stamp(*current, stamp, cell, doing);
 }
 
+// The stamp of a cell that this lane reads, and others of its warp have read since the warp's last barrier. Through
+// mbarriers a writer may know some of them alone, and each up to a clock of its own.
+[[gnu::noinline, gnu::cold]] inline u32 add_reader(u32 cell, u32 before, u32 fresh, u32 counter) {
+  const u32 me = current->warp->index;
+  const u32 lane = before % (1u << kLaneBits), clock = before >> kLaneBits;
+  const u32 my_lane = fresh % (1u << kLaneBits), my_clock = fresh >> kLaneBits;
+  if (lane == kAnyLane) {
+    return fresh;  // This lane has waited for that wgmma: who comes behind it comes behind both.
+  }
+  Readers& all = readers[me][cell];
+  if (lane != kEachLane) {
+    all = {};
+    all.add(lane, clock, reads[me].counter[cell]);
+  }
+  all.add(my_lane, my_clock, counter);
+  return (clock > my_clock ? clock : my_clock) << kLaneBits | kEachLane;
+}
+
 inline void stamp_read(u32 offset, u32 bytes, u32 lane, u32 counter) {
   const u32 me = current->warp->index, own = lane == kWarpLanes ? kBarrierItself : current->index;
   u32* const stamps = reads[me].stamp;
   u32* const counters = reads[me].counter;
   const u32 clock = clock_of(*current), fresh = clock << kLaneBits | (lane + 1), ordered = known[me][me];
+  const u32 many = clock << kLaneBits | kManyLanes;
+  const bool one_by_one = num_barriers != 0;
   const u32 end = (offset + bytes - 1) / kCellBytes;
   for (u32 cell = offset / kCellBytes; cell <= end; ++cell) {
     check_written(cell, me, own, "reads");
@@ -142,10 +183,11 @@ inline void stamp_read(u32 offset, u32 bytes, u32 lane, u32 counter) {
     if (before & kInFlight) {
       continue;  // what reads it later says more
     }
-    // Lanes that nothing orders: both must be known to who writes next.
+    // Another lane, that no barrier of the warp orders: both must be known to who writes next. Without mbarriers it
+    // knows all lanes or none.
     u32 after = fresh;
     if (before >> kLaneBits >= ordered && (before ^ fresh) % (1u << kLaneBits) != 0 && before != 0) {
-      after = (before >> kLaneBits < clock ? before >> kLaneBits : clock) << kLaneBits | kManyLanes;
+      after = one_by_one ? add_reader(cell, before, fresh, counter) : many;
     }
     stamps[cell] = after;
     counters[cell] = counter;
@@ -163,6 +205,15 @@ inline void stamp_read(u32 offset, u32 bytes, u32 lane, u32 counter) {
   if (lane == kAnyLane && warp == current->warp->index) {
     return;  // all of its lanes have waited
   }
+  if (lane == kEachLane) {
+    const Readers& all = readers[warp].at(cell);
+    for (u32 each = 0; each < kWarpLanes; ++each) {
+      if (all.end[each] != 0 && first + each != current->index && !knows(*current, first + each, all.end[each] - 1)) {
+        unordered(doing, cell, first + each, "read", all.counter[each]);
+      }
+    }
+    return;
+  }
   u32 unknown = 0;
   for (u32 each = 0; each < kWarpLanes; ++each) {
     const bool mine = first + each == current->index && lane != kAnyLane;
@@ -178,7 +229,7 @@ inline void stamp_read(u32 offset, u32 bytes, u32 lane, u32 counter) {
             reads[warp].counter[cell]);
 }
 
-// `accepted` has a stamp of each warp that has been checked already, or 0.
+// `accepted` has a stamp of each warp that has been checked already, or 0; none that differs from cell to cell.
 inline void check_readers(u32 cell, u32 me, const char* doing, u32* accepted = nullptr) {
   const u32 lane = current->lane + 1;
   for (u32 warp = 0; warp < num_warps; ++warp) {
@@ -190,7 +241,7 @@ inline void check_readers(u32 cell, u32 me, const char* doing, u32* accepted = n
     if (warp != me || read % (1u << kLaneBits) != lane || read & kInFlight) {
       check_reader(warp, read, cell, doing);
     }
-    if (accepted) {
+    if (accepted && read % (1u << kLaneBits) != kEachLane) {
       accepted[warp] = read;
     }
   }
