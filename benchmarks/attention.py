@@ -7,12 +7,14 @@ behind a flush of the L2 cache; events enclose the replay alone. Times are media
 the ratios within a round. Inputs are random normal. In the same run, 64 random rows of each output are compared with
 float64 by the project's tolerance rule. The best peer of a row is the fastest of all others. The SM clock is read while
 a round runs; `tensor_percent` is of what the tensor cores could do at its median. Needs PyTorch with CUDA;
-FlashAttention-3 takes part where its forward package (`fa3_fwd_interface`, wheel fa3-fwd) can be imported.
+FlashAttention-3 takes part where its forward package (`fa3_fwd_interface`, wheel fa3-fwd) can be imported, and
+FlashAttention-4 where `flash_attn.cute` can (wheel flash-attn-4).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import math
@@ -36,12 +38,27 @@ from flashtune.tuner.measure import Clock
 from flashtune.tuner.presets import preset
 
 BACKENDS = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
-try:
-    FLASH_ATTENTION_3 = importlib.import_module("fa3_fwd_interface").flash_attn_func
-except ImportError:
-    FLASH_ATTENTION_3 = None
+PACKAGES = {"fa3": "fa3_fwd_interface", "fa4": "flash_attn.cute"}
 SAMPLED_ROWS = 64
 FLUSH_BYTES = 256 * 2**20
+
+
+@functools.cache
+def installed() -> dict[str, Callable[..., Any]]:
+    """`flash_attn_func` of the packages that can be imported."""
+    found = {}
+    for name, package in PACKAGES.items():
+        try:
+            found[name] = importlib.import_module(package).flash_attn_func
+        except ImportError as error:
+            print(f"{name} takes no part: {error}", flush=True)
+    return found
+
+
+def first(found: Any) -> torch.Tensor:
+    """The output, which some packages return with the LSE."""
+    out: torch.Tensor = found[0] if isinstance(found, tuple) else found
+    return out
 
 
 def contenders(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], Any]]:
@@ -56,14 +73,8 @@ def contenders(problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 
     for name, backend in BACKENDS.items():
         calls[name] = lambda backend=backend: sdpa(backend)
-    if FLASH_ATTENTION_3 is not None:
-
-        def flash_attention_3() -> torch.Tensor:
-            found = FLASH_ATTENTION_3(q, k, v, causal=problem.causal)
-            out: torch.Tensor = found[0] if isinstance(found, tuple) else found
-            return out
-
-        calls["fa3"] = flash_attention_3
+    for name, function in installed().items():
+        calls[name] = lambda function=function: first(function(q, k, v, causal=problem.causal))
     return calls
 
 
