@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ._cli_emulate import emulate
+from ._cli_export import export_optuna
 from ._cli_options import (
     budget_options,
     chosen_budget,
@@ -199,6 +200,7 @@ def source(
 
 
 main.add_command(emulate)
+main.add_command(export_optuna)
 
 
 @main.command()
