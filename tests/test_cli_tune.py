@@ -19,9 +19,11 @@ from flashtune.codegen.problem import Problem
 from flashtune.tuned_db import lookup
 from flashtune.tuned_db.captured import capture
 from flashtune.tuned_db.records import Choice
-from flashtune.tuner import session
+from flashtune.tuned_db.store import Store
+from flashtune.tuner import session, shared
 from flashtune.tuner.budget import EFFORTS, parse_budget
 from flashtune.tuner.report import Progress, Report, Row
+from flashtune.tuner.shared import Shared
 
 H100 = gpu_by_alias("h100")
 ONE = Problem(dtype="bfloat16", head_dim=64, batch=1, seqlen_q=256, seqlen_k=256, num_heads=4, num_heads_kv=4)
@@ -148,6 +150,7 @@ def test_json_is_all_that_is_on_stdout_and_has_the_documented_keys(tmp_path: Pat
     assert set(document) == {
         "schema", "gpu", "measured", "session", "database", "seconds", "tried", "interrupted", "stopped", "note",
         "rejected", "failed", "problems", "captured",
+        "shared_config",
     }  # fmt: skip
     assert document["schema"] == "flashtune-report/1"
     assert document["gpu"] == {"name": H100.name, "key": H100.key}
@@ -176,6 +179,47 @@ def test_an_error_leaves_stdout_empty(tuner: Tuner) -> None:
     result = call("--json", "--budget", "soon", code=1)
     assert result.stdout == ""
     assert result.stderr.startswith("Error: budget='soon'")
+
+
+# One config for all
+
+
+LONGER = ["--problems", "mine.json", "--shared-config"]
+
+
+@pytest.fixture
+def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.json").write_text(
+        '[{"seqlen": 256, "heads": 4, "head_dim": 64}, {"seqlen": 1024, "heads": 4, "head_dim": 64}]'
+    )
+    Store.open(tmp_path / "tuned.db")
+
+
+@pytest.mark.usefixtures("shapes")
+def test_the_shared_config_is_named_with_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Shared(config=default_config(ONE, H100), ratio=1.05, worst=ONE, worst_ratio=1.1, considered=9)
+    monkeypatch.setattr(shared, "shared_config", lambda *_, **__: found)
+    output = call(*LONGER).stdout
+    assert f"One config for all: {found.config.family} " in output
+    assert f"1.050 of each problem's best time in the geometric mean, 1.100 at worst ({ONE}); of 9 known" in output
+    document = json.loads(call(*LONGER, "--json").stdout)["shared_config"]
+    assert document.pop("config")["family"] == found.config.family
+    assert document == {"ratio": 1.05, "worst": str(ONE), "worst_ratio": 1.1, "considered": 9}
+
+
+@pytest.mark.usefixtures("shapes")
+def test_where_no_config_is_known_for_all_that_is_said() -> None:
+    result = call(*LONGER, "--json")
+    assert json.loads(result.stdout)["shared_config"] is None
+    assert "No config is known for all of the problems yet" in result.stderr
+
+
+def test_problems_that_one_kernel_can_not_serve_share_nothing(tuner: Tuner) -> None:
+    output = call("--preset", "quick", "--shared-config", code=1).output
+    assert output.startswith("Error: a shared config needs problems that one kernel serves")
+    assert output.count("\n") == 1
+    assert not tuner.asked
 
 
 # Captured problems

@@ -60,7 +60,7 @@ def export_studies(
         raise InvalidInput(f"nothing was measured yet in {database}: flashtune tune measures, on a GPU")
     made = path.absolute().with_name(f".{path.name}-{new_id()}.tmp")
     made.touch(exist_ok=False)  # says what is wrong with the place, before SQLite does
-    written = []
+    written: list[Exported] = []
     try:
         with _quietly(), _storage(made) as storage:
             for number, rows in enumerate(groups.values(), start=1):

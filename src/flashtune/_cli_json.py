@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from .codegen.problem import Problem
     from .tuned_db.captured import Captured
     from .tuner.report import Report, Row
+    from .tuner.shared import Shared
 
 SCHEMA = "flashtune-report/1"
 """The number grows when a key changes its meaning or goes; keys may be added without that."""
 
 
-def report_json(report: Report, database: str, captured: dict[str, Any] | None = None) -> str:
+def report_json(
+    report: Report, database: str, captured: dict[str, Any] | None = None, shared: Shared | None = None
+) -> str:
     """The document as text, ending in a newline. All keys are always there; null is what is not known.
 
     ======================  ============================================================================
@@ -37,6 +40,8 @@ def report_json(report: Report, database: str, captured: dict[str, Any] | None =
     ``problems``            one object per problem, in the order asked for; see below
     ``captured``            with ``--captured``: ``file``, ``tuned`` (a count), ``left`` (a list of ``problem``,
                             ``name`` and ``count``), ``other_gpus`` ({key: count}), ``unreadable_lines``; else null
+    ``shared_config``       with ``--shared-config``: ``config``, its ``ratio`` to each problem's best (geometric mean),
+                            ``worst`` (a name), ``worst_ratio``, ``considered`` (a count); else, or if none, null
     ======================  ============================================================================
 
     Each object of ``problems``:
@@ -68,6 +73,7 @@ def report_json(report: Report, database: str, captured: dict[str, Any] | None =
         "failed": dict(report.failed),
         "problems": [_row(each) for each in report.rows],
         "captured": captured,
+        "shared_config": shared and _shared(shared),
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
@@ -80,6 +86,16 @@ def captured_json(capture: Capture, left: Sequence[Captured]) -> dict[str, Any]:
         "left": [{"name": str(each.problem), "problem": _problem(each.problem), "count": each.count} for each in left],
         "other_gpus": dict(capture.others),
         "unreadable_lines": capture.strange,
+    }
+
+
+def _shared(shared: Shared) -> dict[str, Any]:
+    return {
+        "config": _config(shared.config),
+        "ratio": shared.ratio,
+        "worst": str(shared.worst),
+        "worst_ratio": shared.worst_ratio,
+        "considered": shared.considered,
     }
 
 

@@ -13,12 +13,13 @@ from rich.console import Console
 from ._cli_captured import Capture, print_left, read_capture
 from ._cli_json import captured_json, report_json
 from ._cli_live import TuneView
-from ._cli_tables import console, print_report
+from ._cli_tables import config_text, console, print_report
 from .settings import database_path
 
 if TYPE_CHECKING:
     from .codegen.problem import Problem
     from .tuner.report import Report
+    from .tuner.shared import Shared
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -34,11 +35,14 @@ def run_tune(
     families: Collection[str] | None,
     seed: int,
     database: Path | None,
+    share: bool = False,
     as_json: bool = False,
 ) -> None:
     """Tunes ``problems``, those that were captured if None, and prints the report."""
+    from .tuned_db.store import Store
     from .tuner.budget import parse_budget
     from .tuner.session import tune
+    from .tuner.shared import check_shareable, shared_config
 
     limit = parse_budget(budget)
     path = database or database_path()
@@ -47,8 +51,10 @@ def run_tune(
         capture = read_capture(gpu, mode, devices, families)
         problems = [each.problem for each in capture.untuned(path)]
         if not problems:
-            _print(_nothing_left(capture), path, capture, as_json)
+            _print(_nothing_left(capture), path, capture, None, as_json)
             return
+    if share:
+        check_shareable(problems)
     with TuneView(Console(stderr=True, highlight=False), limit) as view:
         report = tune(
             problems,
@@ -61,24 +67,36 @@ def run_tune(
             families=families,
             progress=view.show,
         )
-    _print(report, path, capture, as_json)
+    shared = None
+    if share:
+        with Store.open(path, create=False, readonly=True) as store:
+            shared = shared_config(store, problems, report.gpu, measured=report.measured)
+    _print(report, path, capture, shared, as_json)
+    if share and not shared:
+        click.echo("No config is known for all of the problems yet, so none is shared: search longer.", err=True)
     if report.stopped:
         sys.exit(1)
     if report.interrupted:
         sys.exit(INTERRUPTED)
 
 
-def _print(report: Report, database: Path, capture: Capture | None, as_json: bool) -> None:
+def _print(report: Report, database: Path, capture: Capture | None, shared: Shared | None, as_json: bool) -> None:
     """The report on standard output, as tables or as one JSON document."""
     left = capture.untuned(database) if capture else []
     if as_json:
-        click.echo(report_json(report, str(database), captured_json(capture, left) if capture else None), nl=False)
+        captured = captured_json(capture, left) if capture else None
+        click.echo(report_json(report, str(database), captured, shared), nl=False)
         return
     out = console()
     if report.rows:
         print_report(out, report, str(database))
         if report.measured and report.note:
             click.echo(f"Note: {report.note}")
+    if shared:
+        click.echo(
+            f"One config for all: {config_text(shared.config)}, {shared.ratio:.3f} of each problem's best time in the "
+            f"geometric mean, {shared.worst_ratio:.3f} at worst ({shared.worst}); of {shared.considered} known for all"
+        )
     if capture:
         print_left(out, capture, left)
 

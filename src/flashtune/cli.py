@@ -94,6 +94,13 @@ def main() -> None:
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search.")
 @new_database_option
 @click.option(
+    "--shared-config",
+    "share",
+    is_flag=True,
+    help="Also name the one config that serves all problems best (they may differ in sizes alone): the least geometric "
+    "mean of its time relative to each problem's best, of the configs known for all of them.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print the report as one JSON document, and nothing else on stdout."
 )
 def tune(
@@ -108,6 +115,7 @@ def tune(
     families: tuple[str, ...],
     seed: int,
     database: Path | None,
+    share: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -138,6 +146,7 @@ def tune(
         families=families or None,
         seed=seed,
         database=database,
+        share=share,
         as_json=as_json,
     )
 
