@@ -10,7 +10,7 @@ import pytest
 from flashtune import settings
 from flashtune.errors import InvalidInput
 
-VARIABLES = ("FLASHTUNE_DB", "FLASHTUNE_CACHE_DIR", "XDG_DATA_HOME", "XDG_CACHE_HOME")
+VARIABLES = ("FLASHTUNE_DB", "FLASHTUNE_CACHE_DIR", "FLASHTUNE_CAPTURE", "XDG_DATA_HOME", "XDG_CACHE_HOME")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="XDG_* variables are a Linux convention")
 
 
@@ -96,6 +96,18 @@ def test_a_tilde_that_platformdirs_leaves_is_no_directory(monkeypatch: pytest.Mo
     monkeypatch.setattr(settings.platformdirs, "user_cache_path", lambda *_, **__: Path("~/.cache/flashtune"))
     with pytest.raises(InvalidInput, match="no home directory"):
         settings.cache_dir()
+
+
+@pytest.mark.parametrize(("given", "on"), [("1", True), ("On", True), ("0", False), ("off", False), ("  ", False)])
+def test_capture_is_on_or_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, on: bool) -> None:
+    monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "team.db"))
+    monkeypatch.setenv("FLASHTUNE_CAPTURE", given)
+    assert settings.capture_path() == (tmp_path / "team.captured.jsonl" if on else None)
+
+
+def test_capture_takes_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLASHTUNE_CAPTURE", str(tmp_path / "here.jsonl"))
+    assert settings.capture_path() == tmp_path / "here.jsonl"
 
 
 def test_an_address_is_refused_without_showing_its_password(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from flashtune.errors import InvalidInput, InvalidType
 
+EFFORTS = {"quick": "30s", "normal": "120s", "full": "20m"}
+"""Budgets by name: a first look, a good config for a few problems, and a search that leaves little to find."""
+
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|m|h|)")
 
@@ -31,19 +34,23 @@ class Budget:
 
 
 def parse_budget(text: Budget | str) -> Budget:
-    """``120s``, ``10m``, ``1.5h`` are times; a bare whole number such as ``200`` counts trials."""
+    """``120s``, ``10m``, ``1.5h`` are times; a bare whole number such as ``200`` counts trials; or one of `EFFORTS`."""
     if isinstance(text, Budget):
         return text
     if not isinstance(text, str):
         raise InvalidType(f"budget is a {type(text).__qualname__}, it must be text such as '120s' or '200'")
-    match = _FORM.fullmatch(text.strip().lower())
+    plain = text.strip().lower()
+    match = _FORM.fullmatch(EFFORTS.get(plain, plain))
     if match is not None:
         amount, unit = float(match[1]), match[2]
         if unit and amount > 0:
             return Budget(seconds=amount * _UNITS[unit])
         if not unit and amount.is_integer() and amount > 0:
             return Budget(trials=int(amount))
-    raise InvalidInput(f"budget={text[:40]!r} is not a time such as 120s, 10m or 1h, nor a count of trials such as 200")
+    raise InvalidInput(
+        f"budget={text[:40]!r} is not a time such as 120s, 10m or 1h, nor a count of trials such as 200, "
+        f"nor one of {', '.join(EFFORTS)}"
+    )
 
 
 class Meter:

@@ -195,7 +195,7 @@ class Coordinator:
             configs = tuple(config for config, job in jobs.items() if not result(job).error)
             if configs:
                 if self._prepared(lane, target.problem):
-                    self._show(lane, f"{target.problem}: finals")
+                    self._show(lane, f"{target.problem}: finals", target)
                     launches = LIMIT_LAUNCHES * sum(target.seconds[each] for each in configs)
                     limit = ATTEMPT_SECONDS + 10 * FINAL_SECONDS + launches
                     lane.post.ask(Final(target.problem, configs, FINAL_SECONDS), limit)
@@ -280,7 +280,7 @@ class Coordinator:
                 self.failed[row.status] += 1
             task.target.tell(task.config, row, outcome.seconds if ok else None)
             self.meter.trials += 1
-            self._show(lane, f"{task.target.problem}: {task.config} {_text(outcome)}")
+            self._show(lane, f"{task.target.problem}: {task.config} {_text(outcome)}", task.target, outcome.clock_mhz)
         self._outcomes.clear()
         return True
 
@@ -303,6 +303,7 @@ class Coordinator:
             for config, timing in timings.items()
         )  # fmt: skip
         target.finished = True
+        self._show(lane, f"{target.problem}: decided", target, answer.clock_mhz)
 
     # Devices that are no more
 
@@ -322,9 +323,26 @@ class Coordinator:
                 lane.targets = [each for each in lane.targets if each.finished]
                 lane.tasks.clear()
 
-    def _show(self, lane: Lane, text: str) -> None:
+    def _show(self, lane: Lane, text: str, target: Target | None = None, clock_mhz: float | None = None) -> None:
         prefix = f"{lane.post.unit.name}: " if len(self._lanes) > 1 else ""
-        self.progress(Progress(1 - self.meter.left, prefix + text))
+        everyone = [each for one in self._lanes for each in one.targets]
+        self.progress(
+            Progress(
+                1 - self.meter.left,
+                prefix + text,
+                gpu=str(self.gpu),
+                problems=len(everyone),
+                problems_done=sum(each.finished for each in everyone),
+                problem=target.problem if target else None,
+                ratio=_best_against_default(target) if target else None,
+                clock_mhz=clock_mhz,
+            )
+        )
+
+
+def _best_against_default(target: Target) -> float | None:
+    default = target.seconds.get(target.default)
+    return target.best / default if target.best and default else None
 
 
 def render(problem: Problem, config: Config) -> Source:

@@ -83,7 +83,7 @@ def predict_problems(
         for (spec, _), members in alike.items():
             progress(Progress(0.0, f"{spec}: listing configs"))
             groups.append(_Group(members, gpu, families(members[0])))
-        _compile(groups, builder, meter, progress)
+        _compile(groups, gpu, builder, meter, progress)
     except KeyboardInterrupt:
         interrupted = True
     rows: dict[Problem, Row] = {}
@@ -112,7 +112,9 @@ def predict_problems(
     )
 
 
-def _compile(groups: Sequence[_Group], builder: Builder, meter: Meter, progress: Callable[[Progress], None]) -> None:
+def _compile(
+    groups: Sequence[_Group], gpu: Gpu, builder: Builder, meter: Meter, progress: Callable[[Progress], None]
+) -> None:
     """Compiles in rank order, one config of each group in turn, until the budget or the candidates end."""
     waiting = _in_turns(groups)
     total = sum(len(group.candidates) for group in groups)
@@ -140,7 +142,8 @@ def _compile(groups: Sequence[_Group], builder: Builder, meter: Meter, progress:
             group.built[config] = result(job)
             done += 1
             meter.trials = done
-            progress(Progress(max(1 - meter.left, done / total), f"compiled {done} of {total}: {config}"))
+            text = f"compiled {done} of {total}: {config}"
+            progress(Progress(max(1 - meter.left, done / total), text, gpu=f"{gpu}, predicted"))
 
 
 def _in_turns(groups: Sequence[_Group]) -> Iterator[tuple[_Group, Config]]:

@@ -59,3 +59,11 @@ class Progress:
 
     done: float
     text: str
+    gpu: str = ""
+    problems: int = 0
+    problems_done: int = 0
+    problem: Problem | None = None
+    """What ``text`` is about, if it is about one."""
+    ratio: float | None = None
+    """The best time so far of ``problem`` relative to the default config, by single measurements."""
+    clock_mhz: float | None = None

@@ -13,6 +13,7 @@ from flashtune.codegen.model import default_config
 from flashtune.codegen.plan import Plan
 from flashtune.codegen.problem import Problem
 from flashtune.errors import CompileError, IllegalConfig, InvalidType, LaunchError
+from flashtune.tuned_db.captured import capture
 from flashtune.tuned_db.lookup import find
 
 T = TypeVar("T")
@@ -42,11 +43,14 @@ def plan_for(problem: Problem, gpu: Gpu, config: Config | None, load: Callable[[
     """What ``load`` makes of the plan for a call.
 
     A tuned config that can't be used here gives way to the default, and a default to that of the next family, with one
-    warning per process: tuning data never breaks a call. A config that the caller gave is used or refused.
+    warning per process: tuning data never breaks a call. A config that the caller gave is used or refused. A problem
+    that has no measured config of its own is captured, where the settings ask for that.
     """
     if config is not None:
         return load(explicit_plan(problem, gpu, config))
     choice = find(problem, gpu)
+    if choice.level != "exact":
+        capture(problem, gpu.key)
     wanted = choice.config
     kinds = supporting(problem.spec, gpu)
     while True:

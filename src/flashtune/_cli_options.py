@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .errors import InvalidInput
+from .tuner.budget import EFFORTS
 
 if TYPE_CHECKING:
     from .codegen.gpu import Gpu
@@ -65,6 +66,29 @@ devices_option = click.option(
     callback=_device_numbers,
     help="CUDA devices that measure, each its share of the problems: all that are the GPU, or those named.",
 )
+
+
+DEFAULT_EFFORT = "normal"
+
+
+def budget_options(command: F) -> F:
+    """``--effort`` and ``--budget``: how long the search goes on."""
+    meanings = ", ".join(f"{name} ({text})" for name, text in EFFORTS.items())
+    effort = click.option(
+        "--effort",
+        type=click.Choice(list(EFFORTS)),
+        help=f"How long to search, by name: {meanings}, shared by the problems. --budget wins. "
+        f"[default: {DEFAULT_EFFORT}]",
+    )
+    budget = click.option(
+        "--budget", help="How long to search, exactly: a time (90s, 10m, 1h) or a number of trials (200)."
+    )
+    return effort(budget(command))
+
+
+def chosen_budget(budget: str | None, effort: str | None) -> str:
+    """The budget that the two options name."""
+    return budget if budget is not None else EFFORTS[effort or DEFAULT_EFFORT]
 
 
 def problem_options(command: F) -> F:

@@ -144,7 +144,12 @@ def show_info() -> None:
         out.print(Text(f"GPUs: none. {missing_device()}"))
 
     paths = table("path", "value", "exists", title="Paths")
-    for label, path in (("database", settings.database_path()), ("cache", settings.cache_dir())):
+    places = (
+        ("database", settings.database_path()),
+        ("cache", settings.cache_dir()),
+        ("captured problems", settings.capture_path() or settings.captured_problems_path()),
+    )
+    for label, path in places:
         paths.add_row(Text(label), Text(str(path)), "yes" if path.exists() else "not yet")
     out.print(paths)
 

@@ -1,4 +1,4 @@
-"""`flashtune tune`: a progress bar around the tuner, then its report."""
+"""`flashtune tune`: a view of the tuner at work, then its report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ._cli_tables import console, print_report
+from ._cli_captured import Capture, print_left, read_capture
+from ._cli_json import captured_json, report_json
+from ._cli_live import TuneView
+from ._cli_tables import config_text, console, print_report
 from .settings import database_path
 
 if TYPE_CHECKING:
     from .codegen.problem import Problem
+    from .tuner.report import Report
+    from .tuner.shared import Shared
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -23,8 +27,7 @@ INTERRUPTED = 130
 
 def run_tune(
     gpu: str | None,
-    problem: Problem | None,
-    preset_name: str,
+    problems: Sequence[Problem] | None,
     *,
     budget: str,
     mode: Any,
@@ -32,49 +35,74 @@ def run_tune(
     families: Collection[str] | None,
     seed: int,
     database: Path | None,
+    share: bool = False,
+    as_json: bool = False,
 ) -> None:
-    from .tuner import report as reports
-    from .tuner.presets import preset
+    """Tunes ``problems``, those that were captured if None, and prints the report."""
+    from .tuned_db.store import Store
+    from .tuner.budget import parse_budget
     from .tuner.session import tune
+    from .tuner.shared import check_shareable, shared_config
 
-    problems = [problem] if problem is not None else preset(preset_name)
+    limit = parse_budget(budget)
     path = database or database_path()
-    screen = Console(stderr=True, highlight=False)
-    last = [-1]
-    bar = Progress(
-        BarColumn(bar_width=30),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("starting", total=1.0)
-
-        def show(progress: reports.Progress) -> None:
-            bar.update(task, completed=progress.done, description=progress.text)
-            tenth = int(10 * progress.done)
-            if not screen.is_terminal and tenth > last[0]:  # a log gets a line now and then instead of a bar
-                last[0] = tenth
-                click.echo(f"{10 * tenth} %: {progress.text}", err=True)
-
+    capture: Capture | None = None
+    if problems is None:
+        capture = read_capture(gpu, mode, devices, families)
+        problems = [each.problem for each in capture.untuned(path)]
+        if not problems:
+            _print(_nothing_left(capture), path, capture, None, as_json)
+            return
+    if share:
+        check_shareable(problems)
+    with TuneView(Console(stderr=True, highlight=False), limit) as view:
         report = tune(
             problems,
             gpu,
             mode=mode,
             devices=devices,
             database=path,
-            budget=budget,
+            budget=limit,
             seed=seed,
             families=families,
-            progress=show,
+            progress=view.show,
         )
-    print_report(console(), report, str(path))
-    if report.measured and report.note:
-        click.echo(f"Note: {report.note}")
+    shared = None
+    if share:
+        with Store.open(path, create=False, readonly=True) as store:
+            shared = shared_config(store, problems, report.gpu, measured=report.measured)
+    _print(report, path, capture, shared, as_json)
+    if share and not shared:
+        click.echo("No config is known for all of the problems yet, so none is shared: search longer.", err=True)
     if report.stopped:
         sys.exit(1)
     if report.interrupted:
         sys.exit(INTERRUPTED)
+
+
+def _print(report: Report, database: Path, capture: Capture | None, shared: Shared | None, as_json: bool) -> None:
+    """The report on standard output, as tables or as one JSON document."""
+    left = capture.untuned(database) if capture else []
+    if as_json:
+        captured = captured_json(capture, left) if capture else None
+        click.echo(report_json(report, str(database), captured, shared), nl=False)
+        return
+    out = console()
+    if report.rows:
+        print_report(out, report, str(database))
+        if report.measured and report.note:
+            click.echo(f"Note: {report.note}")
+    if shared:
+        click.echo(
+            f"One config for all: {config_text(shared.config)}, {shared.ratio:.3f} of each problem's best time in the "
+            f"geometric mean, {shared.worst_ratio:.3f} at worst ({shared.worst}); of {shared.considered} known for all"
+        )
+    if capture:
+        print_left(out, capture, left)
+
+
+def _nothing_left(capture: Capture) -> Report:
+    from .tuner.report import Report
+
+    note = "every captured problem of this GPU is tuned" if capture.mine else "no problem of this GPU was captured"
+    return Report(gpu=capture.gpu, measured=capture.measures, rows=(), session="", seconds=0.0, note=note)

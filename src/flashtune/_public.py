@@ -101,7 +101,8 @@ def tune(
         devices: CUDA devices that measure, each its share of the problems, such as ``[0, 1]``; None is all that are
             ``gpu``. They must be of one model.
         database: The SQLite file; None is the one of the settings (``FLASHTUNE_DB``).
-        budget: A time such as ``"10m"`` or a count of trials such as ``"200"``, shared by the problems.
+        budget: A time such as ``"10m"``, a count of trials such as ``"200"``, or one of ``"quick"``, ``"normal"`` and
+            ``"full"``; shared by the problems.
         families: Search only these kernel families.
         progress: Called with each step.
 

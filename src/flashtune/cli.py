@@ -12,7 +12,10 @@ from typing import Any
 import click
 
 from ._cli_emulate import emulate
+from ._cli_export import export_optuna
 from ._cli_options import (
+    budget_options,
+    chosen_budget,
     database_option,
     devices_option,
     gpu_from,
@@ -22,6 +25,7 @@ from ._cli_options import (
     problem_options,
     take_problem,
 )
+from ._cli_problems import asked_problems, source_options
 from .errors import FlashtuneError
 
 
@@ -75,9 +79,9 @@ def main() -> None:
 
 @main.command()
 @gpu_option
+@source_options
 @problem_options
-@click.option("--preset", help="Set of problems: quick, grid, wide or llm. [default: quick, without problem flags]")
-@click.option("--budget", default="120s", show_default=True, help="Time (90s, 10m, 1h) or number of trials (200).")
+@budget_options
 @click.option(
     "--mode",
     type=click.Choice(["auto", "measure", "predict"]),
@@ -89,15 +93,30 @@ def main() -> None:
 @click.option("--family", "families", multiple=True, help="Search only this kernel family. May be repeated.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search.")
 @new_database_option
+@click.option(
+    "--shared-config",
+    "share",
+    is_flag=True,
+    help="Also name the one config that serves all problems best (they may differ in sizes alone): the least geometric "
+    "mean of its time relative to each problem's best, of the configs known for all of them.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the report as one JSON document, and nothing else on stdout."
+)
 def tune(
     gpu: str | None,
     preset: str | None,
-    budget: str,
+    problem_file: Path | None,
+    captured: bool,
+    budget: str | None,
+    effort: str | None,
     mode: str,
     devices: list[int] | None,
     families: tuple[str, ...],
     seed: int,
     database: Path | None,
+    share: bool,
+    as_json: bool,
     **flags: Any,
 ) -> None:
     """Search the fastest configs and store them.
@@ -111,24 +130,24 @@ def tune(
       flashtune tune                                   the GPUs here, a small set of problems, two minutes
       flashtune tune --gpu h200 --preset grid --budget 10m
       flashtune tune --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --causal --budget 200
+      flashtune tune --problems mine.json --effort full --json > report.json
+      flashtune tune --captured                        what attention() was asked for with FLASHTUNE_CAPTURE=1
       flashtune tune --gpu h100 --mode measure         fails where there is no H100
       flashtune tune --devices 2,3 --preset grid       on these two GPUs, which must be of one model
     """
     from ._cli_tune import run_tune
 
-    given = take_problem(flags)
-    if given and preset is not None:
-        raise click.UsageError("give --preset or the flags of one problem, not both")
     run_tune(
         gpu,
-        problem_from(given) if given else None,
-        "quick" if preset is None else preset,
-        budget=budget,
+        asked_problems(flags, preset, problem_file, captured),
+        budget=chosen_budget(budget, effort),
         mode=mode,
         devices=devices,
         families=families or None,
         seed=seed,
         database=database,
+        share=share,
+        as_json=as_json,
     )
 
 
@@ -190,6 +209,7 @@ def source(
 
 
 main.add_command(emulate)
+main.add_command(export_optuna)
 
 
 @main.command()

@@ -17,6 +17,7 @@ from .errors import InvalidInput
 
 APPLICATION = "flashtune"
 DATABASE_NAME = "tuned.db"
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,13 @@ SETTINGS: tuple[Setting, ...] = (
         "What is in it runs: let nobody else write to it.",
         default="The user's cache directory ($XDG_CACHE_HOME/flashtune or ~/.cache/flashtune)",
     ),
+    Setting(
+        name="FLASHTUNE_CAPTURE",
+        type="1 or path",
+        meaning="1: attention() records problems that it has no tuned config for, in a file beside the database; a "
+        "path: in that file. Sizes and features only, no data. flashtune tune --captured tunes them.",
+        default="Nothing is recorded.",
+    ),
 )
 
 
@@ -66,6 +74,20 @@ def cache_dir() -> Path:
     """Absolute path of the directory for what can be made again. It need not exist."""
     explicit = _path_setting("FLASHTUNE_CACHE_DIR")
     return explicit or _user_path(platformdirs.user_cache_path, "XDG_CACHE_HOME", "FLASHTUNE_CACHE_DIR")
+
+
+def capture_path() -> Path | None:
+    """Absolute path of the file that gets problems without a tuned config; None where that is not asked for."""
+    given = os.environ.get("FLASHTUNE_CAPTURE", "").strip().lower()
+    if given in ("", *_OFF):
+        return None
+    return captured_problems_path() if given in _ON else _path_setting("FLASHTUNE_CAPTURE")
+
+
+def captured_problems_path() -> Path:
+    """Where captured problems are if no path was chosen for them: beside the tuning database."""
+    database = database_path()
+    return database.with_name(f"{database.stem}.captured.jsonl")
 
 
 def _user_path(find: Callable[..., Path], variable: str, setting: str) -> Path:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -399,3 +401,16 @@ def test_a_failed_launch_raises_and_the_next_call_works(fakes: Any) -> None:
         attention(q, k, v)
     fakes.layer.failure = None
     same(attention(q, k, v), expected(q, k, v)[0])
+
+
+def test_an_untuned_problem_is_captured_once_and_warm_calls_write_nothing(
+    fakes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "asked.jsonl"
+    monkeypatch.setenv("FLASHTUNE_CAPTURE", str(path))
+    q, k, v = (fakes.random(1, 77, 2, 64, seed=seed) for seed in range(3))
+    attention(q, k, v)
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["problem"]["seqlen_q"] == 77
+    monkeypatch.setattr("flashtune._choose.capture", lambda *_: pytest.fail("a warm call captures"))
+    attention(q, k, v, causal=False)

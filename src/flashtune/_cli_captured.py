@@ -1,0 +1,83 @@
+"""`flashtune tune --captured`: which captured problems are still to be tuned, and what is left of them afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .settings import capture_path, captured_problems_path
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .codegen.gpu import Gpu
+    from .codegen.problem import Problem
+    from .tuned_db.captured import Captured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """What the file of captured problems holds for a run on ``gpu``."""
+
+    file: Path
+    gpu: Gpu
+    measures: bool
+    """Whether a device that is ``gpu`` is here, and may measure."""
+    mine: tuple[Captured, ...]
+    others: Counter[str]
+    """Problems of other device models, by key."""
+    strange: int
+    """Lines that could not be read."""
+
+    def untuned(self, database: Path) -> list[Captured]:
+        """Those of this GPU that have no measured config of their own, most often asked for first."""
+        from .tuned_db.lookup import find
+
+        return [each for each in self.mine if find(each.problem, self.gpu, store_path=database).level != "exact"]
+
+
+def read_capture(
+    gpu: str | None, mode: Any, devices: Sequence[int] | None, families: Collection[str] | None
+) -> Capture:
+    """Reads the file that the settings name; a problem that no family serves on the GPU is passed over."""
+    from .errors import UnsupportedProblem
+    from .tuned_db.captured import read_captured
+    from .tuner.session import eligible, locate
+
+    target, units, _ = locate(gpu, mode, devices)
+    path = capture_path() or captured_problems_path()
+    found, strange = read_captured(path)
+
+    def served(problem: Problem) -> bool:
+        try:
+            return bool(eligible(problem, target, families))
+        except UnsupportedProblem:
+            return False
+
+    mine = tuple(each for each in found if each.gpu_key == target.key and served(each.problem))
+    return Capture(
+        file=path,
+        gpu=target,
+        measures=bool(units),
+        mine=mine,
+        others=Counter(each.gpu_key for each in found if each.gpu_key != target.key),
+        strange=strange,
+    )
+
+
+def print_left(out: Console, capture: Capture, left: Sequence[Captured]) -> None:
+    """What is tuned of the captured problems, and what is not."""
+    tuned = len(capture.mine) - len(left)
+    words = f"Captured for {capture.gpu}: {len(capture.mine)} problems, {tuned} of them tuned"
+    out.print(words + (f", {len(left)} left without a measurement:" if left else "."), markup=False)
+    for each in left:
+        asked = "1 process" if each.count == 1 else f"{each.count} processes"
+        out.print(f"  {each.problem} (asked for by {asked})", markup=False)
+    if capture.others:
+        listed = ", ".join(f"{count} for {key}" for key, count in capture.others.items())
+        out.print(f"Captured for other GPUs: {listed}. Tune them there, or predict with --gpu.", markup=False)
+    if capture.strange:
+        out.print(f"{capture.strange} lines of {capture.file} could not be read and were passed over.", markup=False)

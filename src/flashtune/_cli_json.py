@@ -1,0 +1,127 @@
+"""The report of `flashtune tune --json`: one JSON document."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._cli_captured import Capture
+    from .codegen.config import Config
+    from .codegen.problem import Problem
+    from .tuned_db.captured import Captured
+    from .tuner.report import Report, Row
+    from .tuner.shared import Shared
+
+SCHEMA = "flashtune-report/1"
+"""The number grows when a key changes its meaning or goes; keys may be added without that."""
+
+
+def report_json(
+    report: Report, database: str, captured: dict[str, Any] | None = None, shared: Shared | None = None
+) -> str:
+    """The document as text, ending in a newline. All keys are always there; null is what is not known.
+
+    ======================  ============================================================================
+    ``schema``              ``flashtune-report/1``
+    ``gpu``                 ``name`` and ``key`` of the device model
+    ``measured``            false where the GPU was not at hand: all times are then a model's predictions
+    ``session``             id of the run in the database
+    ``database``            path of the tuning database
+    ``seconds``             how long the run took
+    ``tried``               configs measured, or compiled where nothing was measured
+    ``interrupted``         true after Ctrl-C; the exit code is then 130
+    ``stopped``             why the run ended early otherwise, or null; the exit code is then 1
+    ``note``                what else is to be said, or null
+    ``rejected``            configs that are not legal: {reason: count}
+    ``failed``              configs that were tried and failed: {status: count}
+    ``problems``            one object per problem, in the order asked for; see below
+    ``captured``            with ``--captured``: ``file``, ``tuned`` (a count), ``left`` (a list of ``problem``,
+                            ``name`` and ``count``), ``other_gpus`` ({key: count}), ``unreadable_lines``; else null
+    ``shared_config``       with ``--shared-config``: ``config``, its ``ratio`` to each problem's best (geometric mean),
+                            ``worst`` (a name), ``worst_ratio``, ``considered`` (a count); else, or if none, null
+    ======================  ============================================================================
+
+    Each object of ``problems``:
+
+    ======================  ============================================================================
+    ``name``                the problem as the tables print it
+    ``problem``             all fields of `flashtune.Problem`
+    ``config``              ``family``, and all ``parameters`` by name; null where nothing could be tried
+    ``seconds``             its time, or the predicted one
+    ``ratio``               its time relative to the default config; below 1 is faster
+    ``why``                 what bounds it, or why there is none
+    ``next_best``           another config, as ``config``
+    ``next_ratio``          time of the next best relative to the chosen
+    ``tried``, ``known``    configs tried in this run, and known from earlier ones
+    ======================  ============================================================================
+    """
+    document = {
+        "schema": SCHEMA,
+        "gpu": {"name": report.gpu.name, "key": report.gpu.key},
+        "measured": report.measured,
+        "session": report.session,
+        "database": database,
+        "seconds": report.seconds,
+        "tried": report.tried,
+        "interrupted": report.interrupted,
+        "stopped": report.stopped or None,
+        "note": report.note or None,
+        "rejected": dict(report.rejected),
+        "failed": dict(report.failed),
+        "problems": [_row(each) for each in report.rows],
+        "captured": captured,
+        "shared_config": shared and _shared(shared),
+    }
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def captured_json(capture: Capture, left: Sequence[Captured]) -> dict[str, Any]:
+    """The value of ``captured``."""
+    return {
+        "file": str(capture.file),
+        "tuned": len(capture.mine) - len(left),
+        "left": [{"name": str(each.problem), "problem": _problem(each.problem), "count": each.count} for each in left],
+        "other_gpus": dict(capture.others),
+        "unreadable_lines": capture.strange,
+    }
+
+
+def _shared(shared: Shared) -> dict[str, Any]:
+    return {
+        "config": _config(shared.config),
+        "ratio": shared.ratio,
+        "worst": str(shared.worst),
+        "worst_ratio": shared.worst_ratio,
+        "considered": shared.considered,
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "name": str(row.problem),
+        "problem": _problem(row.problem),
+        "config": _config(row.config),
+        "seconds": row.seconds,
+        "ratio": row.ratio,
+        "why": row.why,
+        "next_best": _config(row.next_best),
+        "next_ratio": row.next_ratio,
+        "tried": row.tried,
+        "known": row.known,
+    }
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return dataclasses.asdict(problem)
+
+
+def _config(config: Config | None) -> dict[str, Any] | None:
+    if config is None:
+        return None
+    return {
+        "family": config.family,
+        "parameters": {each.name: getattr(config, each.name) for each in config.parameters()},
+    }

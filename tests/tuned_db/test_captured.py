@@ -1,0 +1,134 @@
+"""Captured problems: what a line holds, that processes share a file, and that nothing of it breaks a call."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import flashtune
+from flashtune.codegen.problem import Problem
+from flashtune.errors import InvalidInput
+from flashtune.tuned_db import captured
+from flashtune.tuned_db.captured import Captured, capture, read_captured
+
+KEY = "9.0a/h200/132sm/smem232448/l2-52428800/141gb"
+ONE = Problem(dtype="float16", head_dim=64, batch=1, seqlen_q=8, seqlen_k=8, num_heads=1, num_heads_kv=1)
+TWO = Problem(dtype="float16", head_dim=64, batch=1, seqlen_q=9, seqlen_k=9, num_heads=1, num_heads_kv=1, causal=True)
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that is written to."""
+    monkeypatch.setattr(captured, "_written", set())
+    monkeypatch.setattr(captured, "_warned", threading.Lock())
+    monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "new folder" / "tuned.db"))
+    monkeypatch.setenv("FLASHTUNE_CAPTURE", "1")
+    return tmp_path / "new folder" / "tuned.captured.jsonl"
+
+
+def test_a_line_holds_gpu_and_problem_and_nothing_else(path: Path) -> None:
+    capture(TWO, KEY)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {
+            "gpu": KEY,
+            "problem": {
+                "batch": 1, "causal": True, "dtype": "float16", "head_dim": 64,
+                "num_heads": 1, "num_heads_kv": 1, "seqlen_k": 9, "seqlen_q": 9,
+            },
+        }
+    ]  # fmt: skip
+
+
+def test_a_process_writes_a_problem_once(path: Path) -> None:
+    for each in (ONE, TWO, ONE, ONE):
+        capture(each, KEY)
+    capture(ONE, "another")
+    assert path.read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize("off", ["", "0", "off", " "])
+def test_nothing_is_written_unless_it_is_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+    monkeypatch.setenv("FLASHTUNE_CAPTURE", off)
+    capture(ONE, KEY)
+    assert not path.parent.exists()
+
+
+def test_a_path_may_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHTUNE_CAPTURE", str(tmp_path / "own.jsonl"))
+    capture(ONE, KEY)
+    assert read_captured(tmp_path / "own.jsonl") == ([Captured(KEY, ONE, 1)], 0)
+
+
+def test_processes_that_share_a_file_lose_and_mix_nothing(path: Path) -> None:
+    code = (
+        "import dataclasses\n"
+        "from flashtune.codegen.problem import Problem\n"
+        "from flashtune.tuned_db.captured import capture\n"
+        f"base = {ONE!r}\n"
+        "for length in range(1, 301):\n"
+        f"    capture(dataclasses.replace(base, seqlen_k=length), {KEY!r})\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+    running = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
+    assert [each.wait(60) for each in running] == [0, 0, 0]
+    found, strange = read_captured(path)
+    assert strange == 0
+    assert [each.count for each in found] == [3] * 300
+
+
+def test_the_most_wanted_comes_first_and_strange_lines_are_passed_over(path: Path) -> None:
+    path.parent.mkdir()
+    capture(TWO, KEY)
+    capture(ONE, KEY)
+    good = path.read_text().splitlines()[1]
+    bad = [
+        "{", "[]", "\x00" * 50, good[:-10], '{"gpu": "x"}', good.replace("float16", "float8"),
+        good.replace(KEY, "\\u001b[31m"), good.replace('"seqlen_q":8', '"seqlen_q":8,"q":[1]'), "9" * 70000,
+        good.replace('"dtype"', '"out_dtype":"float32","dtype"'),
+    ]  # fmt: skip
+    path.write_text(path.read_text() + "\n".join([good, "", *bad]) + "\n")
+    assert read_captured(path) == ([Captured(KEY, ONE, 2), Captured(KEY, TWO, 1)], len(bad))
+
+
+def test_nothing_captured_yet_says_what_to_set(path: Path) -> None:
+    with pytest.raises(InvalidInput, match="set FLASHTUNE_CAPTURE=1"):
+        read_captured(path)
+
+
+def test_a_full_file_grows_no_further(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(captured, "FILE_LIMIT", 300)
+    with caplog.at_level(logging.WARNING, "flashtune"):
+        for length in range(1, 10):
+            capture(dataclasses.replace(ONE, seqlen_k=length), KEY)
+    assert 0 < path.stat().st_size <= 300
+    (warning,) = caplog.records
+    assert "is full" in warning.getMessage()
+
+
+@pytest.mark.parametrize("kind", ["address", "directory", "pipe"])
+def test_a_place_that_can_not_be_written_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    place = str(tmp_path)
+    if kind == "address":
+        place = "postgresql://me:secret@host/db"
+    elif kind == "pipe":
+        place = str(tmp_path / "pipe")
+        os.mkfifo(place)
+    monkeypatch.setenv("FLASHTUNE_CAPTURE", place)
+    with caplog.at_level(logging.WARNING, "flashtune"):
+        capture(ONE, KEY)
+        capture(TWO, KEY)
+    assert len(caplog.records) == 1
+    assert "not captured" in caplog.text
+    assert "secret" not in caplog.text

@@ -1,0 +1,133 @@
+"""Measurements as Optuna studies: what is in the file, and that no file is ever overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+from click.testing import CliRunner
+from optuna.trial import TrialState
+from tuner_fakes import GPU, FakeBench, problem, run
+
+from flashtune.cli import main
+from flashtune.codegen.config import Config
+from flashtune.errors import InvalidInput
+from flashtune.tuned_db.store import Store
+from flashtune.tuner.optuna_export import export_studies
+from flashtune.tuner.trial import Outcome
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with 7 trials of 2 problems, the third of which failed, and their finals."""
+    path = tmp_path_factory.mktemp("measured") / "tuned.db"
+
+    def outcome(config: Config, number: int) -> Outcome | None:
+        return Outcome(status="wrong", message="off by one") if number == 3 else None
+
+    run(path, [problem(), problem(2048, causal=True)], 7, bench=FakeBench(outcome=outcome))
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(measured: Path) -> dict[str, optuna.Study]:
+    path = measured.parent / "with ? and {braces}.db"
+    export_studies(measured, path)
+    copy = measured.parent / "plain.db"
+    copy.write_bytes(path.read_bytes())
+    storage = f"sqlite:///{copy}"
+    return {name: optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)}
+
+
+def test_there_is_a_study_per_problem_gpu_and_family(exported: dict[str, optuna.Study]) -> None:
+    assert set(exported) == {f"{each} on h100-sxm by sm80_fwd" for each in (problem(), problem(2048, causal=True))}
+
+
+def test_each_measurement_is_a_trial_with_its_time_and_config(
+    measured: Path, exported: dict[str, optuna.Study]
+) -> None:
+    with Store.open(measured, readonly=True) as store:
+        for each in (problem(), problem(2048, causal=True)):
+            rows = store.measurements(problem=each, gpu_key=GPU.key)
+            study = exported[f"{each} on h100-sxm by sm80_fwd"]
+            assert len(study.trials) == len(rows)
+            assert study.best_value == min(row.median_us for row in rows if row.median_us) / 1e3
+            for trial, row in zip(study.trials, rows, strict=True):
+                assert trial.user_attrs["stage"] == row.stage
+                assert trial.user_attrs["config"] == row.config.key
+                constant = {
+                    name.removeprefix("always "): got
+                    for name, got in study.user_attrs.items()
+                    if name.startswith("always ")
+                }
+                assert type(row.config)(**constant, **trial.params) == row.config
+
+
+def test_what_failed_is_a_failed_trial_with_the_reason(exported: dict[str, optuna.Study]) -> None:
+    failed = [each for study in exported.values() for each in study.get_trials(states=[TrialState.FAIL])]
+    assert [(each.user_attrs["status"], each.user_attrs["message"]) for each in failed] == [("wrong", "off by one")]
+
+
+def test_a_file_that_exists_is_left_alone(measured: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.db"
+    path.write_text("mine")
+    with pytest.raises(InvalidInput, match="never overwritten"):
+        export_studies(measured, path)
+    assert path.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_appears_meanwhile_is_left_alone(measured: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.db"
+    with pytest.raises(InvalidInput, match="another process"):
+        export_studies(measured, path, progress=lambda *_: path.write_text("theirs") and None)
+    assert path.read_text() == "theirs"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_export_that_ends_early_leaves_nothing(measured: Path, tmp_path: Path) -> None:
+    def interrupt(name: str, number: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_studies(measured, tmp_path / "mine.db", progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["new.db", "--gpu", "a100"], 1, "Error: nothing was measured yet in"),
+        (["new.db", "--gpu", "h1000"], 1, "h1000"),
+        (["missing/new.db"], 1, "the folder missing does not exist"),
+        ([], 2, "Missing argument 'FILE'"),
+        (["new.db", "--db", "nothing.db"], 1, "there is no tuning database at nothing.db"),
+    ],
+    ids=["gpu", "no-gpu", "folder", "argument", "database"],
+)
+def test_misuse_is_one_error_and_no_file(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, message: str
+) -> None:
+    monkeypatch.setenv("FLASHTUNE_DB", str(measured))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, ["export-optuna", *arguments])
+    assert done.exit_code == code
+    assert message in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_what_it_wrote_and_how_to_look_at_it(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHTUNE_DB", str(measured))
+    path = tmp_path / "studies.db"
+    done = CliRunner().invoke(main, ["export-optuna", str(path), "--gpu", "h100"])
+    assert done.exit_code == 0, done.output
+    assert f"2 studies with {trials(measured)} trials written to {path}" in done.stdout
+    assert f"optuna-dashboard sqlite:///{path}" in done.stdout
+
+
+def trials(database: Path) -> int:
+    with Store.open(database, readonly=True) as store:
+        return len(store.measurements())

@@ -1,0 +1,154 @@
+"""Stored measurements as Optuna studies in a file of their own, for optuna-dashboard and Optuna's plots.
+
+One study per problem, device model and family; one trial per measurement, its value the median in milliseconds. What
+failed is a failed trial. Nothing reads these files back: the search keeps its studies in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from flashtune.codegen.config import Config, Parameter
+from flashtune.errors import InvalidInput
+from flashtune.tuned_db.files import publish
+from flashtune.tuned_db.records import Measurement, new_id
+from flashtune.tuned_db.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A study that was written."""
+
+    name: str
+    trials: int
+
+
+def export_studies(
+    database: Path,
+    path: Path,
+    *,
+    gpu_key: str | None = None,
+    progress: Callable[[str, int, int], None] = lambda name, number, total: None,
+) -> list[Exported]:
+    """Writes the measurements of ``database`` (on one device model) to a new Optuna storage at ``path``.
+
+    ``progress`` is told each study before it is written, its number and how many there are: a trial takes Optuna some
+    30 ms. The file appears when it is complete; one that exists is never touched (`InvalidInput`).
+    """
+    if os.path.lexists(path):
+        raise InvalidInput(f"{path} exists already, and is never overwritten: name a new file")
+    if not path.parent.is_dir():
+        raise InvalidInput(f"{path}: the folder {path.parent} does not exist")
+    with Store.open(database, create=False, readonly=True) as store:
+        groups: dict[tuple[str, str, str], list[Measurement]] = defaultdict(list)
+        for row in store.measurements(gpu_key=gpu_key):
+            groups[row.problem.key, row.gpu_key, row.family].append(row)
+    if not groups:
+        raise InvalidInput(f"nothing was measured yet in {database}: flashtune tune measures, on a GPU")
+    made = path.absolute().with_name(f".{path.name}-{new_id()}.tmp")
+    made.touch(exist_ok=False)  # says what is wrong with the place, before SQLite does
+    written: list[Exported] = []
+    try:
+        with _quietly(), _storage(made) as storage:
+            for number, rows in enumerate(groups.values(), start=1):
+                name = _name(rows[0], [each.name for each in written])
+                progress(name, number, len(groups))
+                _write(storage, name, rows)
+                written.append(Exported(name, len(rows)))
+        finished = made.stat()
+        publish(made, path)
+        if not os.path.samestat(finished, path.stat()):
+            raise InvalidInput(f"{path} was made by another process meanwhile, and is left as it is")
+    finally:
+        for suffix in ("", "-journal"):
+            Path(f"{made}{suffix}").unlink(missing_ok=True)
+    return written
+
+
+def _name(row: Measurement, taken: Sequence[str]) -> str:
+    name = f"{row.problem} on {row.gpu_name} by {row.family}"
+    return name if name not in taken else f"{row.problem} on {row.gpu_key} by {row.family}"
+
+
+def _write(storage: RDBStorage, name: str, rows: Sequence[Measurement]) -> None:
+    first = rows[0]
+    configs = [each.config for each in rows]
+    varied = [each for each in first.config.parameters() if len({getattr(config, each.name) for config in configs}) > 1]
+    study = optuna.create_study(storage=storage, study_name=name, direction="minimize")
+    facts = {"problem": first.problem.key, "gpu": first.gpu_key, "family": first.family, "value": "median, ms"}
+    facts |= {
+        f"always {each.name}": getattr(first.config, each.name)
+        for each in first.config.parameters()
+        if each not in varied
+    }
+    for fact, value in facts.items():
+        study.set_user_attr(fact, value)
+    ranges = {each.name: _distribution(each, configs) for each in varied}
+    study.add_trials([_trial(each, ranges) for each in rows])
+
+
+def _distribution(parameter: Parameter, configs: Sequence[Config]) -> BaseDistribution:
+    """Numbers keep their distances in plots; other values are categories."""
+    values = parameter.choices
+    if all(type(each) is int for each in values):
+        return IntDistribution(min(values), max(values))
+    return CategoricalDistribution(values)
+
+
+def _trial(row: Measurement, ranges: dict[str, BaseDistribution]) -> FrozenTrial:
+    ok = row.status == "ok" and row.median_us is not None
+    facts: dict[str, Any] = {"stage": row.stage, "config": row.config.key}
+    if not ok:
+        facts |= {"status": row.status, "message": row.message}
+    trial = create_trial(
+        state=TrialState.COMPLETE if ok else TrialState.FAIL,
+        value=row.median_us / 1e3 if ok and row.median_us is not None else None,
+        params={name: getattr(row.config, name) for name in ranges},
+        distributions=ranges,
+        user_attrs=facts,
+    )
+    # Optuna's times are local and have no zone.
+    trial.datetime_start = trial.datetime_complete = (
+        datetime.fromisoformat(row.created).astimezone().replace(tzinfo=None)
+    )
+    return trial
+
+
+@contextlib.contextmanager
+def _storage(path: Path) -> Iterator[RDBStorage]:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(path, check_same_thread=False)
+
+    # The address only names the kind of database: a path may hold what has a meaning in an address.
+    storage = RDBStorage("sqlite:///export.db", engine_kwargs={"creator": connect})
+    try:
+        yield storage
+    except optuna.exceptions.StorageInternalError as error:
+        raise InvalidInput(f"{path.parent} can't be written: {error.__cause__ or error}") from error
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without a line in the log for each study."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)

@@ -1,0 +1,91 @@
+"""One config for several shapes of one spec: for those who want to ship a single kernel."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.problem import Problem
+from flashtune.errors import InvalidInput
+from flashtune.tuned_db.lookup import source_digest
+from flashtune.tuned_db.records import STAGES, Measurement
+from flashtune.tuned_db.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The config that costs ``problems`` least, all together."""
+
+    config: Config
+    ratio: float
+    """Geometric mean over the problems of its time relative to the best config of each; at least 1."""
+    worst: Problem
+    worst_ratio: float
+    """Where it costs most, and how much."""
+    considered: int
+    """Configs that are known for all problems, of which it is the best."""
+
+
+def check_shareable(problems: Sequence[Problem]) -> None:
+    """Raises `InvalidInput` unless one kernel can serve all ``problems``."""
+    specs = list(dict.fromkeys(each.spec for each in problems))
+    if len(set(problems)) < 2:
+        raise InvalidInput("a shared config needs two problems at least")
+    if len(specs) > 1:
+        raise InvalidInput(
+            f"a shared config needs problems that one kernel serves, which differ in sizes alone; "
+            f"these have {len(specs)} kinds: {specs[0]}, {specs[1]}{', ...' if len(specs) > 2 else ''}"
+        )
+
+
+def shared_config(store: Store, problems: Sequence[Problem], gpu: Gpu, *, measured: bool) -> Shared | None:
+    """The best config of those that are known for each of ``problems``; None where there is none.
+
+    Known is what was measured with the source of today, or without ``measured`` what was predicted.
+    """
+    times = {each: _measured(store, each, gpu) if measured else _predicted(store, each, gpu) for each in problems}
+    return choose(times)
+
+
+def choose(times: Mapping[Problem, Mapping[Config, float]]) -> Shared | None:
+    """The config with the least geometric mean of ratios to each problem's best, by times of any unit."""
+    common = set.intersection(*(set(each) for each in times.values()))
+    if not common:
+        return None
+    best = {problem: min(known.values()) for problem, known in times.items()}
+
+    def ratios(config: Config) -> dict[Problem, float]:
+        return {problem: known[config] / best[problem] for problem, known in times.items()}
+
+    def cost(config: Config) -> tuple[float, str, str]:
+        return statistics.geometric_mean(ratios(config).values()), config.family, config.key
+
+    chosen = min(common, key=cost)
+    worst, worst_ratio = max(ratios(chosen).items(), key=lambda pair: pair[1])
+    return Shared(
+        config=chosen, ratio=cost(chosen)[0], worst=worst, worst_ratio=worst_ratio, considered=len(common)
+    )  # fmt: skip
+
+
+def _measured(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, float]:
+    """Microseconds of each correct config, at the best stage it was measured at."""
+    barred = store.rejected(problem.spec)
+    rows: dict[Config, list[Measurement]] = defaultdict(list)
+    for each in store.measurements(problem=problem, gpu_key=gpu.key, status="ok"):
+        if each.variant not in barred and each.source_digest == source_digest(problem.spec, each.config):
+            rows[each.config].append(each)
+    return {config: _median(found) for config, found in rows.items()}
+
+
+def _median(rows: Sequence[Measurement]) -> float:
+    stage = max((each.stage for each in rows), key=STAGES.index)
+    return statistics.median(each.median_us or math.inf for each in rows if each.stage == stage)
+
+
+def _predicted(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, float]:
+    return {each.config: each.predicted_us for each in store.predictions(problem=problem, gpu_key=gpu.key)}
