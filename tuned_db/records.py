@@ -92,7 +92,8 @@ class Measurement:
     baseline_us: float | None = None
     """The default config's median in the same interleaved final."""
     paired_ratio: float | None = None
-    """Time relative to the default config, median over the rounds of the same final; None in rows of the first schema."""
+    """Time relative to the default config, median over the rounds of the same final. Rows of the first schema have
+    none."""
     ratio_low: float | None = None
     ratio_high: float | None = None
     """Interval that holds the true ``paired_ratio`` with 95 %; None where there were too few rounds for one."""

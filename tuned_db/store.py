@@ -69,8 +69,8 @@ class Store:
         """Opens the database at ``path``, and makes it where it is missing, unless ``create`` is False.
 
         For writing, an older schema is upgraded in place. ``readonly`` never makes, upgrades or changes the file, reads
-        older schemas too, and works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`, `DatabaseTooNew`,
-        `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
+        older schemas too, and works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`,
+        `DatabaseTooNew`, `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
         """
         path = Path(os.path.abspath(path))
         if not readonly and create and not os.path.lexists(path):

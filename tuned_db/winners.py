@@ -13,8 +13,8 @@ Winners are not stored, so databases merge without conflicts and a better policy
    so do the ends of their intervals: one lucky run wins nothing.
 4. A winner is never slower than the default: its interval must not reach above 1, where there is none its ratio.
    The default's own is 1 without an interval around it, so it wins where nothing is clearly faster.
-5. What can't be told apart is a tie set: all whose interval overlaps that of the fastest, at most 8. Overlap of two 95 %
-   intervals calls a difference seldomer than a test at 95 % would (Schenker and Gentleman, The American Statistician 55,
+5. What can't be told apart is a tie set: all whose interval overlaps that of the fastest, at most 8. Two 95 % intervals
+   come apart by chance less often than a test at 95 % errs (Schenker and Gentleman, The American Statistician 55,
    2001), which is wanted: another tuning is to agree. Rows without an interval are as narrow as their ratio.
 6. In a tie set the one wins that needs least: spilled bytes, then registers, then shared memory, each the least that
    was recorded; then family, config key and source digest, which are the same everywhere and always. What is left is

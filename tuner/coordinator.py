@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -22,11 +22,12 @@ from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source, render_source
 from flashtune.errors import FlashtuneError
 from flashtune.tuned_db.lookup import source_digest
-from flashtune.tuned_db.records import new_id
+from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, Measurement, new_id
 from flashtune.tuned_db.store import Store
 
 from .budget import Meter
 from .build import Builder, Built, broken, interrupts_held, result
+from .intervals import paired
 from .post import Died, Post, Reply, wait_for_posts
 from .records import measurement
 from .report import Progress
@@ -91,6 +92,8 @@ class Coordinator:
         self.progress = progress
         self.session = new_id()
         self.failed: Counter[str] = Counter()
+        self.flagged: Counter[str] = Counter()
+        """Measurements whose card was slowed down, again when they were repeated, or shared."""
         self.lost: list[str] = []
         """Why devices were given up."""
         self._lanes: list[Lane] = []
@@ -274,6 +277,7 @@ class Coordinator:
             )
             for lane, task, outcome in self._outcomes
         )  # fmt: skip
+        self._count_flags(rows)
         for (lane, task, outcome), row in zip(self._outcomes, rows, strict=True):
             ok = row.status == "ok"
             if not ok:
@@ -286,23 +290,32 @@ class Coordinator:
 
     def _record_final(self, lane: Lane, target: Target, answer: Finished) -> None:
         timings = {config: summarise(times) for config, times in answer.rounds.items()}
-        baseline = timings[target.default].median if target.default in timings else None
-        self.store.record_all(
+        baseline = answer.rounds.get(target.default)
+        rows = self.store.record_all(
             measurement(
                 Outcome(
                     status="ok",
                     stage="final",
                     timing=timing,
-                    clock_mhz=answer.clock_mhz,
+                    readings=answer.readings,
                     max_error=target.rows[config].max_error,
                     rms_error=target.rows[config].rms_error,
                 ),
                 target.problem, config, self.gpu, result(self._submit(target.problem, config)), lane.post.evidence,
-                session=self.session, seed=self.seed, baseline=baseline,
+                session=self.session, seed=self.seed,
+                baseline=None if baseline is None else timings[target.default].median,
+                ratio=None if baseline is None else paired(answer.rounds[config], baseline),
             )
             for config, timing in timings.items()
         )  # fmt: skip
+        self._count_flags(rows)
         target.finished = True
+
+    def _count_flags(self, rows: Iterable[Measurement]) -> None:
+        for row in rows:
+            if row.contended:
+                self.flagged["another process had the card open"] += 1
+            self.flagged.update(THROTTLES[each] for each in (row.throttle or "").split(",") if each in SLOWDOWNS)
 
     # Devices that are no more
 

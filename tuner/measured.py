@@ -19,7 +19,7 @@ from .budget import Budget, Meter
 from .build import Builder, interrupts_held
 from .coordinator import Coordinator, Lane, NoDeviceLeftError
 from .post import Post
-from .records import known, starts
+from .records import incumbent, known, starts
 from .report import Progress, Report, Row
 from .sharing import deal, trial_seconds
 from .space import Space, make_space
@@ -80,6 +80,7 @@ def measure_problems(
         finally:
             for post in posts:
                 post.end()
+    notes = [*run.lost, *(post.evidence.note for post in posts)]
     return Report(
         gpu=gpu,
         measured=True,
@@ -90,7 +91,8 @@ def measure_problems(
         failed=run.failed,
         interrupted=interrupted,
         stopped=stopped,
-        note="" if stopped else "; ".join(run.lost),
+        flagged=run.flagged,
+        note="" if stopped else "; ".join(dict.fromkeys(filter(None, notes))),
     )
 
 
@@ -123,7 +125,9 @@ def _target(
         if any(config in space.rank for space in spaces)  # what was legal once may not be now
     }
     default = default_config(problem, gpu, families)
-    return Target(problem, spaces, default, rows, starts(store, problem, gpu), seed)
+    target = Target(problem, spaces, default, rows, starts(store, problem, gpu), seed)
+    target.previous = incumbent(store, problem, gpu)
+    return target
 
 
 def _row(problem: Problem, target: Target | None, store: Store, gpu: Gpu) -> Row:

@@ -42,6 +42,8 @@ class Report:
     """Configs of the search spaces that are not legal, by reason, over all problems."""
     failed: Counter[str] = field(default_factory=Counter)
     """Configs that were tried and failed, by status."""
+    flagged: Counter[str] = field(default_factory=Counter)
+    """Measurements that are worth less than others, by reason."""
     interrupted: bool = False
     stopped: str = ""
     """Why the run ended early, other than by Ctrl-C; empty if it did not."""

@@ -148,7 +148,7 @@ def random_rows(final: Make, seed: int) -> list[Any]:
                     registers=draw.choice([64, 128, 168]),
                     contended=draw.choice([None, False, True]),
                     **changes,
-                )  # fmt: skip
+                )
             )
     return rows
 
