@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -22,18 +22,17 @@ from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source, render_source
 from flashtune.errors import FlashtuneError
 from flashtune.tuned_db.lookup import source_digest
-from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, Measurement, new_id
+from flashtune.tuned_db.records import new_id
 from flashtune.tuned_db.store import Store
 
 from .budget import Meter
 from .build import Builder, Built, broken, interrupts_held, result
-from .intervals import paired
+from .finals import finalists
 from .post import Died, Post, Reply, wait_for_posts
-from .records import measurement
+from .records import flags, measurement
 from .report import Progress
 from .sharing import trials_each
 from .target import Target
-from .timing import summarise
 from .trial import Outcome
 from .worker import Attempt, Failed, Final, Finished, Prepare, Prepared, Request
 
@@ -277,7 +276,7 @@ class Coordinator:
             )
             for lane, task, outcome in self._outcomes
         )  # fmt: skip
-        self._count_flags(rows)
+        self.flagged += flags(rows)
         for (lane, task, outcome), row in zip(self._outcomes, rows, strict=True):
             ok = row.status == "ok"
             if not ok:
@@ -289,33 +288,16 @@ class Coordinator:
         return True
 
     def _record_final(self, lane: Lane, target: Target, answer: Finished) -> None:
-        timings = {config: summarise(times) for config, times in answer.rounds.items()}
-        baseline = answer.rounds.get(target.default)
         rows = self.store.record_all(
             measurement(
-                Outcome(
-                    status="ok",
-                    stage="final",
-                    timing=timing,
-                    readings=answer.readings,
-                    max_error=target.rows[config].max_error,
-                    rms_error=target.rows[config].rms_error,
-                ),
-                target.problem, config, self.gpu, result(self._submit(target.problem, config)), lane.post.evidence,
-                session=self.session, seed=self.seed,
-                baseline=None if baseline is None else timings[target.default].median,
-                ratio=None if baseline is None else paired(answer.rounds[config], baseline),
+                each.outcome, target.problem, each.config, self.gpu,
+                result(self._submit(target.problem, each.config)), lane.post.evidence,
+                session=self.session, seed=self.seed, baseline=each.baseline, ratio=each.ratio,
             )
-            for config, timing in timings.items()
+            for each in finalists(answer, target.default, target.rows)
         )  # fmt: skip
-        self._count_flags(rows)
+        self.flagged += flags(rows)
         target.finished = True
-
-    def _count_flags(self, rows: Iterable[Measurement]) -> None:
-        for row in rows:
-            if row.contended:
-                self.flagged["another process had the card open"] += 1
-            self.flagged.update(THROTTLES[each] for each in (row.throttle or "").split(",") if each in SLOWDOWNS)
 
     # Devices that are no more
 

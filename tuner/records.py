@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 from flashtune.codegen.config import Config
@@ -9,7 +11,7 @@ from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.lookup import find, source_digest
-from flashtune.tuned_db.records import Measurement, new_id, now
+from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, Measurement, new_id, now
 from flashtune.tuned_db.store import Store
 
 from .build import Built
@@ -76,6 +78,16 @@ def measurement(
         seed=seed,
         message=outcome.message,
     )
+
+
+def flags(rows: Iterable[Measurement]) -> Counter[str]:
+    """How many rows are worth less than others because of the card, by reason."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        if row.contended:
+            found["another process had the card open"] += 1
+        found.update(THROTTLES[each] for each in (row.throttle or "").split(",") if each in SLOWDOWNS)
+    return found
 
 
 def known(store: Store, problem: Problem, gpu: Gpu, *, unit: str) -> dict[Config, Measurement]:

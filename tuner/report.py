@@ -19,6 +19,15 @@ class Row:
     seconds: float | None = None
     ratio: float | None = None
     """Time relative to the default config; below 1 is faster."""
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    """Interval that holds the true ratio with 95 %; None where there is none."""
+    tied: int = 1
+    """Configs that finals can't tell from each other, this one included."""
+    reached: float | None = None
+    """Part of what the card's rates allow."""
+    limited_by: str = ""
+    """Which rate that is: ``tensor rate``, ``float32 rate`` or ``bandwidth``."""
     why: str = ""
     next_best: Config | None = None
     next_ratio: float | None = None

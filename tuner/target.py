@@ -13,8 +13,8 @@ from .space import Space
 from .study import Search
 
 FINALISTS = 8
-"""Configs in a final besides the default and the previous winner. Single measurements differ by several percent with the
-clock that the power limit leaves at the time (1605 to 1980 MHz on an H200); finals are interleaved."""
+"""Configs in a final besides the default and the previous winner. Single measurements differ by several percent with
+the clock that the power limit leaves at the time (1605 to 1980 MHz on an H200); finals are interleaved."""
 LOSING_FAMILY, FAMILY_TRIALS = 2.0, 4
 """A family whose best measured time is so much above another's after so many trials is not searched further."""
 

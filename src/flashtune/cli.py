@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ._cli_emulate import emulate
+from ._cli_noise import noise
 from ._cli_options import (
     database_option,
     devices_option,
@@ -190,6 +191,7 @@ def source(
 
 
 main.add_command(emulate)
+main.add_command(noise)
 
 
 @main.command()
