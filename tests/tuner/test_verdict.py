@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import random
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from flashtune._cli_tables import print_report, speed_up
 from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
+from flashtune.codegen.render import Source
 from flashtune.codegen.roofline import limit
+from flashtune.tuner.build import Built
 from flashtune.tuner.report import Report, Row
 
 PROBLEM = problem()
@@ -63,24 +66,24 @@ def test_without_a_default_there_is_no_claim(tmp_path: Path) -> None:
 H200 = gpu_by_alias("h200")
 
 
+def square(batch: int, seqlen: int, heads: int) -> Problem:
+    sizes = {"batch": batch, "seqlen_q": seqlen, "seqlen_k": seqlen, "num_heads": heads, "num_heads_kv": heads}
+    return Problem(dtype="bfloat16", head_dim=128, **sizes)
+
+
 # 4 b h s^2 d = 4.4e12 at 989 TFLOP/s; one query: (k + v) of 2 * 8192 * 8 * 128 * 2 bytes and 16 kB at 4800 GB/s.
 @pytest.mark.parametrize(
     ("asked", "by", "seconds"),
     [
-        (dict(batch=4, seqlen_q=16384, seqlen_k=16384, num_heads=8, num_heads_kv=8), "tensor rate", 4.447e-3),
-        (dict(batch=1, seqlen_q=1, seqlen_k=8192, num_heads=32, num_heads_kv=8), "bandwidth", 6.994e-6),
-        (
-            dict(batch=1, seqlen_q=4096, seqlen_k=4096, num_heads=8, num_heads_kv=8, dtype="float32"),
-            "float32 rate",
-            None,
-        ),
+        (square(4, 16384, 8), "tensor rate", 4.447e-3),
+        (dataclasses.replace(square(1, 8192, 32), seqlen_q=1, num_heads_kv=8), "bandwidth", 6.994e-6),
+        (dataclasses.replace(square(1, 4096, 8), dtype="float32"), "float32 rate", None),
     ],
 )
-def test_the_limit_is_the_slower_of_arithmetic_and_memory(asked: dict[str, object], by: str, seconds: float) -> None:
-    one = Problem(**({"dtype": "bfloat16", "head_dim": 128} | asked))  # type: ignore[arg-type]
-    found = limit(one, H200)
+def test_the_limit_is_the_slower_of_arithmetic_and_memory(asked: Problem, by: str, seconds: float | None) -> None:
+    found = limit(asked, H200)
     assert found.by == by
-    assert found.seconds == pytest.approx(seconds or one.flops / (H200.fp32_tflops * 1e12), rel=1e-3)
+    assert found.seconds == pytest.approx(seconds or asked.flops / (H200.fp32_tflops * 1e12), rel=1e-3)
     assert found.reached(2 * found.seconds) == pytest.approx(0.5)
 
 
@@ -113,7 +116,7 @@ def test_speed_ups_are_inverse_ratios(ratio: float | None, low: float | None, hi
 def test_the_table_shows_all_of_it(tmp_path: Path) -> None:
     report = tuned(tmp_path, FakeBench())
     report.flagged["another process had the card open"] = 3
-    out = Console(width=300, record=True, file=(tmp_path / "out").open("w"))
+    out = Console(width=300, record=True, file=io.StringIO())
     print_report(out, report, "tuned.db")
     said = out.export_text()
     (row,) = report.rows
@@ -124,8 +127,6 @@ def test_the_table_shows_all_of_it(tmp_path: Path) -> None:
 
 def test_configs_whose_facts_differ_are_chosen_by_them(tmp_path: Path) -> None:
     """Registers that the compiler reports decide between equals."""
-    from flashtune.codegen.render import Source
-    from flashtune.tuner.build import Built
 
     def facts(source: Source) -> Built:
         return Built(digest=source.digest, registers=64 if int(source.digest[:4], 16) % 3 == 0 else 128)
