@@ -6,6 +6,7 @@ Read through nvidia-ml-py (module ``pynvml``). Where that is missing or may not 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -86,8 +87,14 @@ class Sensors:
             return Readings()
         clock = self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         milliwatts = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        temperature = self._ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-        bits = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        temperature = self._ask(
+            lambda: nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU),
+            lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        )
+        bits = self._ask(
+            lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+            lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        )
         processes = self._ask(lambda: [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle)])
         return Readings(
             clock_mhz=None if clock is None else float(clock),
@@ -97,12 +104,12 @@ class Sensors:
             contended=None if processes is None else others(processes, os.getpid()) > 0,
         )
 
-    def _ask(self, question: Callable[[], T]) -> T | None:
-        """The answer, or None: cards, virtual ones above all, do not know everything."""
-        try:
-            return question()
-        except (self._nvml.NVMLError, AttributeError):
-            return None
+    def _ask(self, *questions: Callable[[], T]) -> T | None:
+        """The first answer: names change between releases. Or None: cards, virtual ones above all, do not know all."""
+        for question in questions:
+            with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+                return question()
+        return None
 
 
 class Watch:

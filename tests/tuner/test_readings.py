@@ -24,6 +24,10 @@ from flashtune.tuner.trial import Evidence, Outcome
 PROBLEM = problem()
 
 
+NEW_NAMES = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons")
+"""Of nvidia-ml-py 13; the older ones are to go with CUDA 14."""
+
+
 class NvmlError(Exception):
     pass
 
@@ -39,6 +43,7 @@ class FakeCard:
         self.clock, self.milliwatts, self.temperature, self.bits = 1980, 612_500, 61, 0
         self.processes = [os.getpid()]
         self.refused: set[str] = set()
+        self.names = NEW_NAMES
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         answers: dict[str, Callable[[], Any]] = {
@@ -46,8 +51,8 @@ class FakeCard:
             "nvmlDeviceGetHandleByUUID": lambda: "handle",
             "nvmlDeviceGetClockInfo": lambda: self.clock,
             "nvmlDeviceGetPowerUsage": lambda: self.milliwatts,
-            "nvmlDeviceGetTemperature": lambda: self.temperature,
-            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda: self.bits,
+            self.names[0]: lambda: self.temperature,
+            self.names[1]: lambda: self.bits,
             "nvmlDeviceGetComputeRunningProcesses": lambda: [SimpleNamespace(pid=each) for each in self.processes],
         }
         if name not in answers:
@@ -75,6 +80,12 @@ def test_everything_is_read_in_its_unit(card: FakeCard) -> None:
     assert sensors.read() == Readings(1980.0, 612.5, 61.0, "hw_thermal,power_cap", False)
     card.bits = 0x1
     assert sensors.read().throttle == ""
+
+
+def test_names_of_older_releases_do_as_well(card: FakeCard) -> None:
+    card.names = ("nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    card.bits = 0x8
+    assert Sensors("GPU-1").read() == Readings(1980.0, 612.5, 61.0, "hw_slowdown", False)
 
 
 def test_words_for_reasons_are_those_that_are_stored() -> None:
