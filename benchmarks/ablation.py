@@ -20,7 +20,8 @@ from flashtune.codegen.device import require_device
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
 from flashtune.codegen.problem import Problem
 from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.timing import ratios_to, summarise
+from flashtune.tuner.intervals import ratios_to
+from flashtune.tuner.timing import summarise
 
 SECONDS = 2.0
 """Of measuring per problem."""

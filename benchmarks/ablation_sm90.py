@@ -21,7 +21,8 @@ from flashtune.codegen.device import require_device
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd, Sm90FwdConfig
 from flashtune.codegen.problem import Problem
 from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.timing import ratios_to, summarise
+from flashtune.tuner.intervals import ratios_to
+from flashtune.tuner.timing import summarise
 
 COMMON: dict[str, object] = {
     "warpgroups": 2,

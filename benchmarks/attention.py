@@ -34,8 +34,8 @@ from flashtune.codegen.device import require_device, unit_uuid
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.tolerance import judge
 from flashtune.codegen.work import tensor_flops_clock
-from flashtune.tuner.measure import Clock
 from flashtune.tuner.presets import preset
+from flashtune.tuner.readings import Sensors
 
 BACKENDS = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
 PACKAGES = {"fa3": "fa3_fwd_interface", "fa4": "flash_attn.cute"}
@@ -116,7 +116,7 @@ def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def run_row(problem: Problem, rounds: int, flush: torch.Tensor, clock: Clock) -> dict[str, Any]:
+def run_row(problem: Problem, rounds: int, flush: torch.Tensor, sensors: Sensors) -> dict[str, Any]:
     dtype = getattr(torch, problem.dtype)
     q, k, v = (torch.randn(*shape, device="cuda", dtype=dtype) for shape in problem.shapes[:3])
     calls = contenders(problem, q, k, v)
@@ -144,7 +144,7 @@ def run_row(problem: Problem, rounds: int, flush: torch.Tensor, clock: Clock) ->
             marks[name][0].record()
             graphs[name].replay()
             marks[name][1].record()
-        if (mhz := clock.mhz()) is not None:
+        if (mhz := sensors.read().clock_mhz) is not None:
             clocks.append(mhz)
         torch.cuda.synchronize()
         if number >= 2:  # the first rounds warm up
@@ -183,10 +183,10 @@ def main() -> int:
     options = parser.parse_args()
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     before = environment()
-    clock = Clock(unit_uuid(torch.cuda.current_device()))
+    sensors = Sensors(unit_uuid(torch.cuda.current_device()))
     rows = []
     for problem in preset(options.preset):
-        rows.append(row := run_row(problem, options.rounds, flush, clock))
+        rows.append(row := run_row(problem, options.rounds, flush, sensors))
         shown = " ".join(f"{name} {value:.3f}" for name, value in row["speedup"].items())
         print(f"{problem!s:44} {row['tflops']['flashtune']:6.1f} TFLOP/s  {shown}  {row['errors'] or ''}", flush=True)
     peers = {

@@ -26,9 +26,9 @@ import flashtune
 from flashtune.codegen.device import visible_gpus
 from flashtune.codegen.problem import Problem
 from flashtune.tuner.bench import DeviceBench
+from flashtune.tuner.intervals import paired_ratio
 from flashtune.tuner.presets import preset
 from flashtune.tuner.report import Report
-from flashtune.tuner.timing import paired_ratio
 
 CHOSEN = (3, 20, 27)
 """Rows of the grid."""

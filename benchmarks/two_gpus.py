@@ -38,11 +38,11 @@ from flashtune.tuned_db.store import Store
 from flashtune.tuner.bench import DeviceBench
 from flashtune.tuner.build import build, cores
 from flashtune.tuner.coordinator import render
+from flashtune.tuner.intervals import paired_ratio
 from flashtune.tuner.measured import search_spaces
 from flashtune.tuner.presets import preset
 from flashtune.tuner.report import Progress, Report
 from flashtune.tuner.session import eligible
-from flashtune.tuner.timing import paired_ratio
 from flashtune.tuner.unit import CudaUnit
 
 CHOSEN = (0, 9, 13, 20, 16, 23, 26, 33)

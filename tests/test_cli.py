@@ -14,7 +14,7 @@ import flashtune
 from flashtune.cli import main
 
 PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
-COMMANDS = ["emulate", "explain", "export-optuna", "info", "list", "source", "tune"]
+COMMANDS = ["emulate", "explain", "export-optuna", "info", "list", "noise", "source", "tune"]
 
 
 @pytest.fixture(autouse=True)

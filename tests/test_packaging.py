@@ -133,6 +133,7 @@ def test_extras_of_both_cuda_versions_hold_the_same_parts() -> None:
             "nvidia-cuda-nvrtc",
             "nvidia-cuda-runtime",
             "cuda-bindings",
+            "nvidia-ml-py",
         ]
 
 

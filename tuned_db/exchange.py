@@ -20,9 +20,11 @@ from flashtune.errors import InvalidInput
 
 from .gate import check, measurement_from_json, settled
 from .records import REJECTING, STAGES, Measurement, Variant, canonical, to_json
-from .winners import rank
+from .winners import fastest, rank
 
-SCHEMA = "flashtune-measurements/1"
+SCHEMA = "flashtune-measurements/2"
+READABLE = ("flashtune-measurements/1", SCHEMA)
+"""The first had no intervals and no readings of power, temperature, throttling and contention: rows lack them still."""
 LINE_LIMIT = 65536
 """Bytes of one line. A row has about 700."""
 RUNNERS_UP = 2
@@ -69,8 +71,8 @@ def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str
 
 
 def write_bundled(measurements: Iterable[Measurement], path: Path) -> str:
-    """Writes what a look-up needs of ``measurements``: per problem and GPU the winner, the next best, and the default
-    that they were measured against. Returns the digest."""
+    """Writes what a look-up needs of ``measurements``: per problem and GPU the winner, the next best, the fastest that
+    they are tied with, and the default that they were measured against. Returns the digest."""
     groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
     barred: dict[Spec, set[Variant]] = defaultdict(set)
     for each in measurements:
@@ -80,7 +82,9 @@ def write_bundled(measurements: Iterable[Measurement], path: Path) -> str:
             barred[each.problem.spec].add(each.variant)
     kept: dict[str, Measurement] = {}
     for rows in groups.values():
-        for ranked in rank(rows, barred[rows[0].problem.spec])[: 1 + RUNNERS_UP]:
+        ranking = rank(rows, barred[rows[0].problem.spec])
+        wanted = [*ranking[: 1 + RUNNERS_UP], *([fastest(ranking)] if ranking else [])]
+        for ranked in wanted:
             for row in ranked.rows:
                 kept[row.id] = row
                 kept.update({each.id: each for each in rows if _is_baseline(each, row)})
@@ -143,8 +147,8 @@ def _header(path: Path, line: bytes) -> tuple[Export, int]:
         data = parse_line(line)
         if not isinstance(data, dict) or "schema" not in data:
             raise InvalidInput("it is not a header")
-        if data["schema"] != SCHEMA:
-            raise InvalidInput(f"schema={str(data['schema'])[:60]!r} is not known. Known: {SCHEMA}")
+        if data["schema"] not in READABLE:
+            raise InvalidInput(f"schema={str(data['schema'])[:60]!r} is not known. Known: {', '.join(READABLE)}")
         if set(data) != {"digest", "gpu_keys", "origin", "rows", "schema"}:
             raise InvalidInput("the header needs exactly digest, gpu_keys, origin, rows and schema")
         keys, rows = data["gpu_keys"], data["rows"]

@@ -19,7 +19,7 @@ from flashtune.codegen.family import read_config
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput
 
-from .records import STAGES, STATUSES, Measurement, Prediction
+from .records import STAGES, STATUSES, THROTTLES, Measurement, Prediction
 
 MESSAGE_LIMIT = 2000
 _TEXT_LIMIT = 200
@@ -99,6 +99,8 @@ def check(record: T) -> T:
         _check_words("stage", record.stage, STAGES)
         if record.status == "ok" and (record.median_us is None or not record.source_digest):
             raise InvalidInput("a measurement with status ok needs median_us and source_digest")
+        _check_interval(record)
+        _check_card(record)
     return record
 
 
@@ -113,11 +115,19 @@ def settled(record: Measurement) -> Measurement:
     for name in ("median_us", "q20_us", "q80_us", "baseline_us", "max_error", "rms_error"):
         got = getattr(record, name)
         is_error = name.endswith("_error")
-        if isinstance(got, int | float) and not _LIMITS[name].low <= got <= _LIMITS[name].high:
+        if not _within(name, got):
             changes[name] = None
             notes.append(f"{name}={got}")
             if record.status == "ok" and name != "baseline_us" and changes.get("status") != "wrong":
                 changes["status"] = "wrong" if is_error else "failed"
+    bad = [name for name in _INTERVAL if not _within(name, getattr(record, name))]
+    if bad:  # a part of an interval decides nothing
+        changes |= dict.fromkeys(_INTERVAL)
+        notes += [f"{name}={getattr(record, name)}" for name in bad]
+    for name in ("clock_mhz", "power_w", "temperature_c"):
+        if not _within(name, getattr(record, name)):
+            changes[name] = None
+            notes.append(f"{name}={getattr(record, name)}")
     if record.status == "ok" and record.median_us is None:
         changes["status"] = "failed"
         notes.append("no time")
@@ -125,6 +135,33 @@ def settled(record: Measurement) -> Measurement:
     message = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in message)
     changes["message"] = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 4] + " ..."
     return dataclasses.replace(record, **changes)
+
+
+def _within(name: str, got: object) -> bool:
+    """Whether a number is one that can be stored; what is no number is left to :func:`check`."""
+    return not isinstance(got, int | float) or _LIMITS[name].low <= got <= _LIMITS[name].high
+
+
+_INTERVAL = ("paired_ratio", "ratio_low", "ratio_high")
+
+
+def _check_interval(record: Measurement) -> None:
+    low, middle, high = record.ratio_low, record.paired_ratio, record.ratio_high
+    if low is None and high is None:
+        return
+    if low is None or middle is None or high is None or not low <= middle <= high:
+        shown = f"ratio_low={low}, paired_ratio={middle}, ratio_high={high}"
+        raise InvalidInput(f"{shown} must be all there and in this order, or low and high missing")
+
+
+def _check_card(record: Measurement) -> None:
+    if record.contended is not None and not isinstance(record.contended, bool):
+        raise InvalidInput(f"contended={_show(record.contended)} must be true or false")
+    if record.throttle is not None:
+        if not isinstance(record.throttle, str):
+            raise InvalidInput(f"throttle must be text, not {_show(record.throttle)}")
+        for word in filter(None, record.throttle.split(",")):
+            _check_words("throttle", word, tuple(THROTTLES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +177,7 @@ class _Limits:
 
 
 _TIME = _Limits((int, float), 1e-3, 1e12)
+_RATIO = _Limits((int, float), 1e-6, 1e6)
 _ERROR = _Limits((int, float), 0.0, 1.7e308)
 _BYTES = _Limits((int,), 0, 2**31 - 1)
 _LIMITS: dict[str, _Limits] = {
@@ -155,7 +193,13 @@ _LIMITS: dict[str, _Limits] = {
     "registers": _Limits((int,), 0, 65536),
     "spill_bytes": _BYTES,
     "shared_bytes": _BYTES,
+    "paired_ratio": _RATIO,
+    "ratio_low": _RATIO,
+    "ratio_high": _RATIO,
+    "rounds": _Limits((int,), 1, 2**31 - 1),
     "clock_mhz": _Limits((int, float), 0.0, 100_000.0),
+    "power_w": _Limits((int, float), 0.0, 100_000.0),
+    "temperature_c": _Limits((int, float), -100.0, 1000.0),
     "seed": _Limits((int,), 0, 2**63 - 1),
 }
 

@@ -231,7 +231,10 @@ def _describe(best: Ranked) -> str:
     spread = f" (q20 {row.q20_us:.4g}, q80 {row.q80_us:.4g})" if row.q20_us and row.q80_us else ""
     text = f"{row.stage} on {row.gpu_name}, {row.created[:10]}: {best.median_us:.4g} us{spread}, {row.samples} samples"
     if best.ratio is not None:
-        text += f", {best.ratio:.3f} of the default's time"
+        interval = "" if best.low is None or best.high is None else f" [{best.low:.3f}, {best.high:.3f}]"
+        text += f", {best.ratio:.3f}{interval} of the default's time"
+    if best.tied > 1:
+        text += f", one of {best.tied} that are equally fast"
     sessions = len({each.session for each in best.rows})
     return text + (f", {sessions} sessions" if sessions > 1 else "")
 

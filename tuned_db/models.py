@@ -126,6 +126,14 @@ class MeasurementRow(Base):
     clock_mhz: Mapped[float | None]
     seed: Mapped[int | None] = mapped_column(BigInteger)
     message: Mapped[str] = mapped_column(server_default=text("''"))
+    paired_ratio: Mapped[float | None]
+    ratio_low: Mapped[float | None]
+    ratio_high: Mapped[float | None]
+    rounds: Mapped[int | None]
+    power_w: Mapped[float | None]
+    temperature_c: Mapped[float | None]
+    throttle: Mapped[str | None]
+    contended: Mapped[bool | None]
 
 
 class PredictionRow(Base):

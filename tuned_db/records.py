@@ -32,6 +32,21 @@ STATUSES: dict[str, str] = {
 STAGES = ("screen", "measure", "final")
 """From rough to trusted. Finals run interleaved with the default config."""
 
+THROTTLES: dict[str, str] = {
+    "power_cap": "the power limit lowers the clock; normal under load",
+    "sync_boost": "the clock follows that of other cards",
+    "clock_setting": "the clock is held by a setting",
+    "hw_slowdown": "the hardware lowers the clock: heat or power supply",
+    "hw_thermal": "too hot, by the hardware's own limit",
+    "sw_thermal": "too hot, by the driver's limit",
+    "power_brake": "the power supply asks for less",
+    "slow_clock": "the clock was far below what this card held before, and NVML gave no reason",
+}
+"""Why a clock is lowered: what NVML reports (nvml.h, nvmlClocksEventReason*), and what the tuner notices itself."""
+
+SLOWDOWNS = ("hw_slowdown", "hw_thermal", "sw_thermal", "power_brake", "slow_clock")
+"""Those under which a time says nothing about the config."""
+
 REJECTING = ("wrong", "illegal_access")
 """Statuses that bar a variant for its whole spec, whatever else was measured."""
 
@@ -76,6 +91,14 @@ class Measurement:
     samples: int = 0
     baseline_us: float | None = None
     """The default config's median in the same interleaved final."""
+    paired_ratio: float | None = None
+    """Time relative to the default config, median over the rounds of the same final. Rows of the first schema have
+    none."""
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    """Interval that holds the true ``paired_ratio`` with 95 %; None where there were too few rounds for one."""
+    rounds: int | None = None
+    """Rounds of the final."""
     max_error: float | None = None
     rms_error: float | None = None
     """Errors against the reference; None where the check did not run."""
@@ -83,6 +106,12 @@ class Measurement:
     spill_bytes: int | None = None
     shared_bytes: int | None = None
     clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: str | None = None
+    """Words of :data:`THROTTLES` with commas between them, empty if there was none; None if not known."""
+    contended: bool | None = None
+    """Whether another process had the card open; None if not known."""
     unit: str = ""
     """UUID of the device."""
     driver: str = ""
@@ -103,7 +132,14 @@ class Measurement:
     @property
     def ratio(self) -> float | None:
         """Time relative to the default config in the same final; below 1 is faster."""
+        if self.paired_ratio is not None:
+            return self.paired_ratio
         return self.median_us / self.baseline_us if self.median_us and self.baseline_us else None
+
+    @property
+    def flagged(self) -> bool:
+        """Whether the card was slowed down or shared, so that the time is worth less than another."""
+        return bool(self.contended) or any(each in SLOWDOWNS for each in (self.throttle or "").split(","))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, delete, insert, select
+from sqlalchemy import Connection, Row, Select, delete, insert, null, select
 
 from flashtune.codegen import value
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput
 
+from .files import SCHEMA_VERSION
 from .gate import check, config_from_text, problem_from_text
 from .models import Base, DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
 from .records import Measurement, Prediction, Variant, canonical, capability
@@ -36,6 +37,17 @@ _MEASURED = (
     "message",
     *_OWN,
 )
+_SECOND = (
+    "paired_ratio",
+    "ratio_low",
+    "ratio_high",
+    "rounds",
+    "power_w",
+    "temperature_c",
+    "throttle",
+    "contended",
+)
+"""Since schema version 2."""
 _ENVIRONMENT = ("unit", "driver", "nvrtc", "cupy", "flashtune")
 _PREDICTED = ("predicted_us", "rank", "nvrtc", "flashtune", *_OWN)
 _SHARED = (
@@ -50,9 +62,10 @@ _SHARED = (
 T = TypeVar("T", Measurement, Prediction)
 
 
-def select_measurements() -> Select[*tuple[Any, ...]]:
-    """All that a `Measurement` holds, to be narrowed by the caller."""
-    own = [getattr(MeasurementRow, name) for name in _MEASURED]
+def select_measurements(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]:
+    """All that a `Measurement` holds, to be narrowed by the caller; what ``schema`` has no column for is None."""
+    own: list[Any] = [getattr(MeasurementRow, name) for name in _MEASURED]
+    own += [getattr(MeasurementRow, name) if schema >= 2 else null().label(name) for name in _SECOND]
     environment = [getattr(EnvironmentRow, name) for name in _ENVIRONMENT]
     return (
         select(*own, *environment, *_SHARED)
@@ -63,8 +76,8 @@ def select_measurements() -> Select[*tuple[Any, ...]]:
     )
 
 
-def select_predictions() -> Select[*tuple[Any, ...]]:
-    """All that a `Prediction` holds."""
+def select_predictions(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]:
+    """All that a `Prediction` holds; the same in every schema."""
     return (
         select(*[getattr(PredictionRow, name) for name in _PREDICTED], *_SHARED)
         .join(ProblemRow, ProblemRow.id == PredictionRow.problem_id)
@@ -142,7 +155,7 @@ class Writer:
         """Records whose ids are new."""
         rows = []
         for each in records:
-            own = {name: getattr(each, name) for name in _MEASURED}
+            own = {name: getattr(each, name) for name in (*_MEASURED, *_SECOND)}
             rows.append(own | self.shared(each) | {"environment_id": self._environment(each)})
         if rows:
             self._connection.execute(insert(MeasurementRow), rows)

@@ -60,6 +60,7 @@ class Store:
         self._reading = reading
         self._timeout = timeout
         self._snapshot: Connection | None = None
+        self._schema = SCHEMA_VERSION
 
     @classmethod
     def open(
@@ -67,9 +68,9 @@ class Store:
     ) -> Self:
         """Opens the database at ``path``, and makes it where it is missing, unless ``create`` is False.
 
-        For writing, an older schema is upgraded in place. ``readonly`` never makes, upgrades or changes the file, and
-        works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`, `DatabaseTooNew`,
-        `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
+        For writing, an older schema is upgraded in place. ``readonly`` never makes, upgrades or changes the file, reads
+        older schemas too, and works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`,
+        `DatabaseTooNew`, `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
         """
         path = Path(os.path.abspath(path))
         if not readonly and create and not os.path.lexists(path):
@@ -164,7 +165,7 @@ class Store:
         wanted = {**_keys(problem, spec), "gpu_key": gpu_key, "family": family}
         wanted |= {"session": session, "status": status, "stage": stage}
         with self._read() as connection:
-            found = read_measurements(_matching(connection, select_measurements, wanted))
+            found = read_measurements(_matching(connection, select_measurements, self._schema, wanted))
         return sorted(found, key=lambda each: (each.created, each.id))
 
     def predictions(
@@ -178,7 +179,7 @@ class Store:
         """Predictions that match all that is given, best first."""
         wanted = {**_keys(problem, spec), "gpu_key": gpu_key, "family": family}
         with self._read() as connection:
-            found = read_predictions(_matching(connection, select_predictions, wanted))
+            found = read_predictions(_matching(connection, select_predictions, self._schema, wanted))
         return sorted(found, key=lambda each: (each.rank, each.predicted_us, each.family, each.config.key))
 
     def winner(
@@ -260,7 +261,8 @@ class Store:
         if origin is None:
             raise DatabaseDamaged(f"tuning database {self.path} is damaged: its id is gone. {WAY_OUT}")
         check_schema(self.path, schema)
-        if schema < SCHEMA_VERSION:
+        self._schema = schema
+        if schema < (1 if self.readonly else SCHEMA_VERSION):
             raise StoreError(
                 f"tuning database {self.path} has schema version {schema}, older than {SCHEMA_VERSION}. "
                 "It is upgraded when it is next opened for writing, e.g. by flashtune tune"
@@ -294,13 +296,18 @@ def _keys(problem: Problem | None, spec: Spec | None) -> dict[str, str | None]:
 
 
 def _matching(
-    connection: Connection, select_all: Callable[[], Select[*tuple[Any, ...]]], wanted: Mapping[str, str | None]
+    connection: Connection,
+    select_all: Callable[[int], Select[*tuple[Any, ...]]],
+    schema: int,
+    wanted: Mapping[str, str | None],
 ) -> CursorResult[*tuple[Any, ...]]:
     given = {name: text for name, text in wanted.items() if text is not None}
-    return connection.execute(_narrowed(select_all, tuple(given)), given)
+    return connection.execute(_narrowed(select_all, schema, tuple(given)), given)
 
 
 @functools.cache
-def _narrowed(select_all: Callable[[], Select[*tuple[Any, ...]]], names: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
+def _narrowed(
+    select_all: Callable[[int], Select[*tuple[Any, ...]]], schema: int, names: tuple[str, ...]
+) -> Select[*tuple[Any, ...]]:
     """Kept, since SQLAlchemy takes longer to make a statement anew than SQLite to answer it."""
-    return select_all().where(*(_COLUMNS[name] == bindparam(name) for name in names))
+    return select_all(schema).where(*(_COLUMNS[name] == bindparam(name) for name in names))

@@ -52,8 +52,8 @@ def _migrate(path: Path, connection: Connection, schema: int) -> None:
     connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def migrate(connection: Connection, target: str) -> None:
-    """Alembic's ``upgrade`` to ``target`` on an open connection and inside its transaction."""
+def migrate(connection: Connection, target: str, *, down: bool = False) -> None:
+    """Alembic's ``upgrade`` (or ``downgrade``) to ``target`` on an open connection and inside its transaction."""
     from alembic import command
     from alembic.config import Config
 
@@ -61,4 +61,4 @@ def migrate(connection: Connection, target: str) -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     with _one_at_a_time:
-        command.upgrade(config, target)
+        (command.downgrade if down else command.upgrade)(config, target)

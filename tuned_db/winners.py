@@ -5,19 +5,31 @@ Winners are not stored, so databases merge without conflicts and a better policy
 1. Only ``ok`` rows count. A variant (family, config, source) that was ever ``wrong`` or made an ``illegal_access`` for
    the spec is out, on every GPU.
 2. A variant counts at its best stage only: finals, where candidates and default ran interleaved, before ``measure``
-   before ``screen``. Variants with finals come before those without.
-3. Within a stage, variants with a baseline are ordered by their time relative to the default config of the same
-   session (ratios compare across sessions, units and days; microseconds don't) and come before those without, which
-   are ordered by time. Several rows of one variant count by their median, so that one lucky run wins nothing.
-4. A variant that is slower than the default in its finals is not a winner.
-5. Equal scores are decided by family, config key and source digest: the same rows give the same winner everywhere.
+   before ``screen``. Variants with finals come before those without. Rows that were made while the card was slowed
+   down or shared (`Measurement.flagged`) count only where a variant has no other at that stage.
+3. Within a stage, variants with a ratio to the default config of the same session come before those without, which are
+   ordered by time: ratios compare across sessions, units and days, microseconds don't. The ratio is the median over
+   paired rounds; rows of the first schema have that of medians. Several rows of one variant count by their median, and
+   so do the ends of their intervals: one lucky run wins nothing.
+4. A winner is never slower than the default: its interval must not reach above 1, where there is none its ratio.
+   The default's own is 1 without an interval around it, so it wins where nothing is clearly faster.
+5. What can't be told apart is a tie set: all whose interval overlaps that of the fastest, at most 8. Two 95 % intervals
+   come apart by chance less often than a test at 95 % errs (Schenker and Gentleman, The American Statistician 55,
+   2001), which is wanted: another tuning is to agree. Rows without an interval are as narrow as their ratio.
+6. In a tie set the one wins that needs least: spilled bytes, then registers, then shared memory, each the least that
+   was recorded; then family, config key and source digest, which are the same everywhere and always. What is left is
+   ordered likewise, set by set.
+
+The same rows in any order give the same winner, on every machine.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from flashtune.codegen.config import Config
@@ -25,6 +37,8 @@ from flashtune.codegen.config import Config
 from .records import REJECTING, STAGES, Measurement, Variant
 
 BEST_FIRST = tuple(reversed(STAGES))
+MOST_TIED = 8
+"""Variants in a tie set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,11 @@ class Ranked:
     ratio: float | None
     """Median time relative to the default config, or None where no final had one."""
     median_us: float
+    low: float | None = None
+    high: float | None = None
+    """Medians of the ends of its intervals; None where no row has one."""
+    tied: int = 1
+    """Variants in its tie set, itself and those that may not win included."""
 
     @property
     def measurement(self) -> Measurement:
@@ -51,10 +70,30 @@ class Ranked:
         return self.rows[0].config
 
     @property
-    def _order(self) -> tuple[int, bool, float, Variant]:
-        stage = BEST_FIRST.index(self.rows[0].stage)
-        score = self.median_us if self.ratio is None else self.ratio
-        return stage, self.ratio is None, score, self.variant
+    def needs(self) -> tuple[float, float, float]:
+        """Bytes spilled, registers per thread, bytes of shared memory: less is better, and unknown is worst."""
+        names = ("spill_bytes", "registers", "shared_bytes")
+        found = ([getattr(each, name) for each in self.rows] for name in names)
+        spills, registers, shared = (min((each for each in row if each is not None), default=math.inf) for row in found)
+        return spills, registers, shared
+
+    @property
+    def may_win(self) -> bool:
+        """Rule 4."""
+        bound = self.ratio if self.high is None else self.high
+        return bound is None or bound <= 1
+
+    @property
+    def speed(self) -> tuple[bool, float, Variant]:
+        """Orders the variants of one stage, the fastest first; a tie set is led by the first."""
+        return self.ratio is None, self.median_us if self.ratio is None else self.ratio, self.variant
+
+    def tied_with(self, leader: Ranked) -> bool:
+        """Rule 5: whether the intervals overlap, for one with a ratio that is not clearly faster than ``leader``."""
+        assert self.ratio is not None
+        assert leader.ratio is not None
+        low = self.ratio if self.low is None else self.low
+        return low <= (leader.ratio if leader.high is None else leader.high)
 
 
 def rank(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:
@@ -66,8 +105,18 @@ def rank(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) 
             out.add(each.variant)
         elif each.status == "ok":
             rows[each.variant].append(each)
-    ranked = [_ranked(found) for variant, found in rows.items() if variant not in out]
-    return sorted((each for each in ranked if each.ratio is None or each.ratio <= 1), key=lambda each: each._order)
+    stages: dict[str, list[Ranked]] = {stage: [] for stage in BEST_FIRST}
+    for variant, found in rows.items():
+        if variant not in out:
+            ranked = _ranked(found)
+            stages[ranked.rows[0].stage].append(ranked)
+    return [each for stage in stages.values() for each in _ordered(stage)]
+
+
+def fastest(ranked: Sequence[Ranked]) -> Ranked:
+    """The one that leads the first tie set of a ranking: with it left out, another might win."""
+    stage = [each for each in ranked if each.rows[0].stage == ranked[0].rows[0].stage]
+    return min(stage, key=lambda each: each.speed)
 
 
 def best_first(by_stage: Callable[[str], Iterable[Measurement]], barred: Collection[Variant] = ()) -> Iterator[Ranked]:
@@ -100,7 +149,37 @@ def with_source(
 
 def _ranked(rows: list[Measurement]) -> Ranked:
     best = min(rows, key=lambda each: BEST_FIRST.index(each.stage)).stage
-    kept = sorted((each for each in rows if each.stage == best), key=lambda each: (each.created, each.id))
-    ratios = [each.ratio for each in kept if each.ratio is not None]
+    there = [each for each in rows if each.stage == best]
+    kept = sorted(
+        [each for each in there if not each.flagged] or there, key=lambda each: (each.created, each.id)
+    )  # rule 2
     times = [each.median_us for each in kept if each.median_us is not None]
-    return Ranked(tuple(kept), statistics.median(ratios) if ratios else None, statistics.median(times))
+    return Ranked(
+        tuple(kept),
+        _median(each.ratio for each in kept),
+        statistics.median(times),
+        _median(each.ratio_low for each in kept),
+        _median(each.ratio_high for each in kept),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return statistics.median(known) if known else None
+
+
+def _ordered(stage: Iterable[Ranked]) -> list[Ranked]:
+    """Variants of one stage in the order of rules 3 to 6, without those that may not win: they only count as tied."""
+    timed: list[Ranked] = []
+    waiting: list[Ranked] = []
+    for each in sorted(stage, key=lambda each: each.speed):
+        (timed if each.ratio is None else waiting).append(each)
+    compared: list[Ranked] = []
+    while leader := next((each for each in waiting if each.may_win), None):
+        tied = [each for each in waiting if each.tied_with(leader)]
+        tied = sorted(tied, key=lambda each: (each is not leader, not each.may_win, each.speed))[:MOST_TIED]
+        able = sorted((each for each in tied if each.may_win), key=lambda each: (each.needs, each.variant))
+        compared += [dataclasses.replace(each, tied=len(tied)) for each in able]
+        taken = {each.variant for each in tied}
+        waiting = [each for each in waiting if each.variant not in taken]
+    return compared + timed

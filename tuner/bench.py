@@ -30,8 +30,9 @@ from flashtune.errors import LaunchError
 from .build import Built
 from .check import check_sample
 from .compare import Comparer, compare_source
-from .measure import Clock, Timer
+from .measure import Timer
 from .memory import POISON, Arena, contiguous, elements, free_bytes, skew, workspace_address
+from .readings import Readings, Sensors, Watch
 from .sample import samples
 from .trial import DeviceLostError, Evidence, Outcome, judge_resources
 
@@ -51,12 +52,13 @@ class DeviceBench:
         self.index = index
         self.gpu = gpu
         facts = device_facts(index)
-        self.evidence = Evidence(unit=facts.uuid, driver=facts.driver, cupy=cupy.__version__)
         with DeviceGuard(index):
             self._arena = Arena()
             self._timer = Timer(gpu.l2_bytes)
         self._stream = self._timer.stream
-        self._clock = Clock(facts.uuid)
+        sensors = Sensors(facts.uuid)
+        self._watch = Watch(sensors.read)
+        self.evidence = Evidence(unit=facts.uuid, driver=facts.driver, cupy=cupy.__version__, note=sensors.note)
         self._comparers: dict[tuple[str, int], Comparer] = {}
         self._prepared: dict[Problem, str | None] = {}
         self._sampled: dict[tuple[str, Spec, tuple[int, ...]], Outcome] = {}
@@ -93,13 +95,23 @@ class DeviceBench:
         with DeviceGuard(self.index):
             try:
                 launches = {config: self._launcher(problem, config) for config in configs}
-                return self._timer.interleaved(launches, seconds)
+                return self._watch.measured(lambda: self._timer.interleaved(launches, seconds))
             except _CUDA_ERRORS as error:
                 self._require_usable(configs[0], problem, error)
                 raise
 
-    def clock_mhz(self) -> float | None:
-        return self._clock.mhz()
+    def alike(self, problem: Problem, config: Config, copies: int, seconds: float) -> list[list[float]]:
+        with DeviceGuard(self.index):
+            try:
+                launches = {number: self._launcher(problem, config) for number in range(copies)}
+                rounds = self._watch.measured(lambda: self._timer.interleaved(launches, seconds))
+                return list(rounds.values())
+            except _CUDA_ERRORS as error:
+                self._require_usable(config, problem, error)
+                raise
+
+    def readings(self) -> Readings:
+        return self._watch.last
 
     def _attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
         verdict = self._check_samples(problem.spec, config, built.digest)
@@ -112,10 +124,9 @@ class DeviceBench:
         if not self._warm:
             self._timer.settle(launch)
             self._warm = True
-        timing, measured = self._timer.measure(launch, best)
-        return dataclasses.replace(
-            verdict, stage="measure" if measured else "screen", timing=timing, clock_mhz=self.clock_mhz()
-        )
+        timing, measured = self._watch.measured(lambda: self._timer.measure(launch, best))
+        stage = "measure" if measured else "screen"
+        return dataclasses.replace(verdict, stage=stage, timing=timing, readings=self._watch.last)
 
     # Correctness on samples
 

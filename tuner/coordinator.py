@@ -27,13 +27,14 @@ from flashtune.tuned_db.store import Store
 
 from .budget import Meter
 from .build import Builder, Built, broken, interrupts_held, result
+from .finals import finalists
 from .post import Died, Post, Reply, wait_for_posts
-from .records import measurement
+from .readings import Readings
+from .records import flags, measurement
 from .report import Progress
 from .sharing import trials_each
 from .target import Target
-from .timing import summarise
-from .trial import Outcome
+from .trial import NO_READINGS, Outcome
 from .worker import Attempt, Failed, Final, Finished, Prepare, Prepared, Request
 
 logger = logging.getLogger("flashtune")
@@ -91,6 +92,8 @@ class Coordinator:
         self.progress = progress
         self.session = new_id()
         self.failed: Counter[str] = Counter()
+        self.flagged: Counter[str] = Counter()
+        """Measurements whose card was slowed down, again when they were repeated, or shared."""
         self.lost: list[str] = []
         """Why devices were given up."""
         self._lanes: list[Lane] = []
@@ -274,36 +277,29 @@ class Coordinator:
             )
             for lane, task, outcome in self._outcomes
         )  # fmt: skip
+        self.flagged += flags(rows)
         for (lane, task, outcome), row in zip(self._outcomes, rows, strict=True):
             ok = row.status == "ok"
             if not ok:
                 self.failed[row.status] += 1
             task.target.tell(task.config, row, outcome.seconds if ok else None)
             self.meter.trials += 1
-            self._show(lane, f"{task.target.problem}: {task.config} {_text(outcome)}", task.target, outcome.clock_mhz)
+            self._show(lane, f"{task.target.problem}: {task.config} {_text(outcome)}", task.target, outcome.readings)
         self._outcomes.clear()
         return True
 
     def _record_final(self, lane: Lane, target: Target, answer: Finished) -> None:
-        timings = {config: summarise(times) for config, times in answer.rounds.items()}
-        baseline = timings[target.default].median if target.default in timings else None
-        self.store.record_all(
+        rows = self.store.record_all(
             measurement(
-                Outcome(
-                    status="ok",
-                    stage="final",
-                    timing=timing,
-                    clock_mhz=answer.clock_mhz,
-                    max_error=target.rows[config].max_error,
-                    rms_error=target.rows[config].rms_error,
-                ),
-                target.problem, config, self.gpu, result(self._submit(target.problem, config)), lane.post.evidence,
-                session=self.session, seed=self.seed, baseline=baseline,
+                each.outcome, target.problem, each.config, self.gpu,
+                result(self._submit(target.problem, each.config)), lane.post.evidence,
+                session=self.session, seed=self.seed, baseline=each.baseline, ratio=each.ratio,
             )
-            for config, timing in timings.items()
+            for each in finalists(answer, target.default, target.rows)
         )  # fmt: skip
+        self.flagged += flags(rows)
         target.finished = True
-        self._show(lane, f"{target.problem}: decided", target, answer.clock_mhz)
+        self._show(lane, f"{target.problem}: decided", target, answer.readings)
 
     # Devices that are no more
 
@@ -323,7 +319,7 @@ class Coordinator:
                 lane.targets = [each for each in lane.targets if each.finished]
                 lane.tasks.clear()
 
-    def _show(self, lane: Lane, text: str, target: Target | None = None, clock_mhz: float | None = None) -> None:
+    def _show(self, lane: Lane, text: str, target: Target | None = None, readings: Readings = NO_READINGS) -> None:
         prefix = f"{lane.post.unit.name}: " if len(self._lanes) > 1 else ""
         everyone = [each for one in self._lanes for each in one.targets]
         self.progress(
@@ -335,7 +331,7 @@ class Coordinator:
                 problems_done=sum(each.finished for each in everyone),
                 problem=target.problem if target else None,
                 ratio=_best_against_default(target) if target else None,
-                clock_mhz=clock_mhz,
+                clock_mhz=readings.clock_mhz,
             )
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import cupy
 from cupy.cuda import runtime
@@ -27,7 +27,8 @@ LONG_SECONDS = 0.3
 """Launches that take longer are repeated once only."""
 ROUND_LAUNCHES = 3
 """Launches per config and round in finals."""
-MIN_ROUNDS, MAX_ROUNDS = 5, 25
+MIN_ROUNDS, MAX_ROUNDS = 9, 25
+"""From 9 rounds on the interval of a ratio leaves one outlier out on either side (`intervals`)."""
 MIN_FLUSH_BYTES = 32 * 2**20
 STEADY = 0.01
 """Warm-up ends when three windows agree within this."""
@@ -104,33 +105,3 @@ class Timer:
 
     def _clear(self) -> None:
         runtime.memsetAsync(self._flush.ptr, 0, self._flush_bytes, self.stream)
-
-
-class Clock:
-    """Reads the SM clock of the card ``unit`` (its UUID) by nvidia-ml-py, where that is installed and may answer."""
-
-    def __init__(self, unit: str) -> None:
-        self._read: Callable[[], float] | None = None
-        try:
-            import pynvml
-        except ImportError:
-            return
-        nvml: Any = pynvml
-        try:
-            nvml.nvmlInit()  # once: it takes tens of milliseconds
-            handle = nvml.nvmlDeviceGetHandleByUUID(unit)
-        except nvml.NVMLError:
-            return
-
-        def read() -> float:
-            try:
-                return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-            except nvml.NVMLError:
-                return math.nan
-
-        self._read = read
-
-    def mhz(self) -> float | None:
-        """The clock now, or None if it can't be read."""
-        clock = self._read() if self._read else math.nan
-        return None if math.isnan(clock) else clock

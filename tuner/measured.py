@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from flashtune.codegen.family import Family, family
+from flashtune.codegen.family import Family
 from flashtune.codegen.gpu import Gpu
-from flashtune.codegen.model import default_config, predict
+from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.lookup import source_digest
 from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.winners import Ranked, rank
 
 from .budget import Budget, Meter
 from .build import Builder, interrupts_held
 from .coordinator import Coordinator, Lane, NoDeviceLeftError
 from .post import Post
-from .records import known, starts
-from .report import Progress, Report, Row
+from .records import incumbent, known, starts
+from .report import Progress, Report
 from .sharing import deal, trial_seconds
 from .space import Space, make_space
 from .target import Target
+from .verdict import verdict
 from .worker import ProcessWorker, Unit, Worker
 
 HOPELESS_FAMILY = 6.0
@@ -80,17 +78,19 @@ def measure_problems(
         finally:
             for post in posts:
                 post.end()
+    notes = [*run.lost, *(post.evidence.note for post in posts)]
     return Report(
         gpu=gpu,
         measured=True,
-        rows=tuple(_row(problem, targets.get(problem), store, gpu) for problem in problems),
+        rows=tuple(verdict(problem, targets.get(problem), store, gpu) for problem in problems),
         session=run.session,
         seconds=meter.elapsed,
         rejected=rejected,
         failed=run.failed,
         interrupted=interrupted,
         stopped=stopped,
-        note="" if stopped else "; ".join(run.lost),
+        flagged=run.flagged,
+        note="" if stopped else "; ".join(dict.fromkeys(filter(None, notes))),
     )
 
 
@@ -123,37 +123,6 @@ def _target(
         if any(config in space.rank for space in spaces)  # what was legal once may not be now
     }
     default = default_config(problem, gpu, families)
-    return Target(problem, spaces, default, rows, starts(store, problem, gpu), seed)
-
-
-def _row(problem: Problem, target: Target | None, store: Store, gpu: Gpu) -> Row:
-    """What the database now says is the best, which is what attention() will use."""
-    if target is None:
-        return Row(problem=problem, why="the run ended before its turn")
-    base = Row(problem=problem, tried=target.tried, known=target.known, why=target.skipped)
-    rows = store.measurements(problem=problem, gpu_key=gpu.key, status="ok")
-    usable = (
-        each
-        for each in rank(rows, store.rejected(problem.spec))
-        if family(each.config.family).illegal(each.config, problem.spec, gpu) is None
-        and each.variant[2] == source_digest(problem.spec, each.config)
-    )
-    chosen, following = next(usable, None), next(usable, None)
-    if chosen is None:
-        return dataclasses.replace(base, why=target.skipped or "no config was correct, or none was tried in time")
-    return dataclasses.replace(
-        base,
-        config=chosen.config,
-        seconds=chosen.median_us / 1e6,
-        ratio=chosen.ratio,
-        why=_why(problem, chosen, gpu),
-        next_best=following.config if following else None,
-        next_ratio=following.median_us / chosen.median_us if following else None,
-    )
-
-
-def _why(problem: Problem, chosen: Ranked, gpu: Gpu) -> str:
-    estimate = predict(problem, chosen.config, gpu)
-    rate = problem.flops / chosen.median_us / 1e6
-    blocks = "1 block/SM" if estimate.blocks_sm == 1 else f"{estimate.blocks_sm} blocks/SM"
-    return f"{rate:.0f} TFLOP/s, {chosen.measurement.stage}; {estimate.bound}-bound, {blocks}"
+    target = Target(problem, spaces, default, rows, starts(store, problem, gpu), seed)
+    target.previous = incumbent(store, problem, gpu)
+    return target

@@ -15,6 +15,7 @@ from flashtune.codegen.family import Family, family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import FITTED_CAPABILITY, Estimate, default_config, predict, preference
 from flashtune.codegen.problem import Problem, Spec
+from flashtune.codegen.roofline import limit
 from flashtune.tuned_db.records import Prediction, new_id, now
 from flashtune.tuned_db.store import Store
 
@@ -195,11 +196,14 @@ def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Bu
     estimates = dict(ranking)
     best, estimate = ranking[0]
     default = group.defaults[problem]
+    bound = limit(problem, gpu)
     return Row(
         problem=problem,
         config=best,
         seconds=estimate.seconds,
         ratio=estimate.seconds / estimates[default].seconds if default in estimates else None,
+        reached=bound.reached(estimate.seconds),
+        limited_by=bound.by,
         why=estimate.why,
         next_best=ranking[1][0] if len(ranking) > 1 else None,
         next_ratio=ranking[1][1].seconds / estimate.seconds if len(ranking) > 1 else None,

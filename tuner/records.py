@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 from flashtune.codegen.config import Config
@@ -9,10 +11,11 @@ from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.lookup import find, source_digest
-from flashtune.tuned_db.records import Measurement, new_id, now
+from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, Measurement, new_id, now
 from flashtune.tuned_db.store import Store
 
 from .build import Built
+from .intervals import PairedRatio
 from .trial import Evidence, Outcome
 
 SETTLED = ("ok", "wrong", "illegal_access", "timeout", "compile_error", "spills")
@@ -32,9 +35,11 @@ def measurement(
     session: str,
     seed: int,
     baseline: float | None = None,
+    ratio: PairedRatio | None = None,
 ) -> Measurement:
-    """The row that records ``outcome``. ``baseline`` is the default's median in the same final, in seconds."""
-    timing = outcome.timing
+    """The row that records ``outcome``. ``baseline`` is the default's median in the same final, in seconds, ``ratio``
+    what that final says of this config and the default."""
+    timing, readings = outcome.timing, outcome.readings
     return Measurement(
         id=new_id(),
         created=now(),
@@ -51,12 +56,20 @@ def measurement(
         q80_us=_us(timing.q80) if timing else None,
         samples=timing.count if timing else 0,
         baseline_us=None if baseline is None else _us(baseline),
+        paired_ratio=ratio.median if ratio else None,
+        ratio_low=ratio.low if ratio else None,
+        ratio_high=ratio.high if ratio else None,
+        rounds=ratio.rounds if ratio else None,
         max_error=outcome.max_error,
         rms_error=outcome.rms_error,
         registers=built.registers or None,
         spill_bytes=None if built.error else built.spill_bytes,
         shared_bytes=family(config.family).resources(config, problem.spec).shared_memory + built.static_shared_bytes,
-        clock_mhz=outcome.clock_mhz,
+        clock_mhz=readings.clock_mhz,
+        power_w=readings.power_w,
+        temperature_c=readings.temperature_c,
+        throttle=readings.throttle,
+        contended=readings.contended,
         unit=evidence.unit,
         driver=evidence.driver,
         nvrtc=built.nvrtc,
@@ -65,6 +78,16 @@ def measurement(
         seed=seed,
         message=outcome.message,
     )
+
+
+def flags(rows: Iterable[Measurement]) -> Counter[str]:
+    """How many rows are worth less than others because of the card, by reason."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        if row.contended:
+            found["another process had the card open"] += 1
+        found.update(THROTTLES[each] for each in (row.throttle or "").split(",") if each in SLOWDOWNS)
+    return found
 
 
 def known(store: Store, problem: Problem, gpu: Gpu, *, unit: str) -> dict[Config, Measurement]:
@@ -121,6 +144,12 @@ def starts(store: Store, problem: Problem, gpu: Gpu) -> list[Config]:
         if winner is not None:
             found.append(winner.config)
     return list(dict.fromkeys(found))[:MAX_STARTS]
+
+
+def incumbent(store: Store, problem: Problem, gpu: Gpu) -> Config | None:
+    """What attention() runs today because it was measured for ``problem`` on ``gpu``: to be beaten in a final."""
+    choice = find(problem, gpu, store_path=store.path)
+    return choice.config if choice.level in ("exact", "older_source") else None
 
 
 def own_version() -> str:

@@ -19,6 +19,15 @@ class Row:
     seconds: float | None = None
     ratio: float | None = None
     """Time relative to the default config; below 1 is faster."""
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    """Interval that holds the true ratio with 95 %; None where there is none."""
+    tied: int = 1
+    """Configs that finals can't tell from each other, this one included."""
+    reached: float | None = None
+    """Part of what the card's rates allow."""
+    limited_by: str = ""
+    """Which rate that is: ``tensor rate``, ``float32 rate`` or ``bandwidth``."""
     why: str = ""
     next_best: Config | None = None
     next_ratio: float | None = None
@@ -42,6 +51,8 @@ class Report:
     """Configs of the search spaces that are not legal, by reason, over all problems."""
     failed: Counter[str] = field(default_factory=Counter)
     """Configs that were tried and failed, by status."""
+    flagged: Counter[str] = field(default_factory=Counter)
+    """Measurements that are worth less than others, by reason."""
     interrupted: bool = False
     stopped: str = ""
     """Why the run ended early, other than by Ctrl-C; empty if it did not."""

@@ -13,8 +13,8 @@ from .space import Space
 from .study import Search
 
 FINALISTS = 8
-"""Configs in a final besides the default. Single measurements differ by several percent with the clock that the power
-limit leaves at the time (1605 to 1980 MHz on an H200); finals are interleaved."""
+"""Configs in a final besides the default and the previous winner. Single measurements differ by several percent with
+the clock that the power limit leaves at the time (1605 to 1980 MHz on an H200); finals are interleaved."""
 LOSING_FAMILY, FAMILY_TRIALS = 2.0, 4
 """A family whose best measured time is so much above another's after so many trials is not searched further."""
 
@@ -35,6 +35,8 @@ class Target:
         self.default = default
         self.rows = rows
         self.known = len(rows)
+        self.previous: Config | None = None
+        """What won before this run; it takes part in the final."""
         self.asked = 0
         self.tried = 0
         self.skipped = ""
@@ -91,10 +93,11 @@ class Target:
         self._searches[config.family].tell(config, seconds)
 
     def finalists(self) -> list[Config]:
-        """The default, if it is correct, and the fastest others."""
+        """The default and the previous winner, if they are correct, and the fastest others."""
         order = sorted(self.seconds, key=lambda config: (self.seconds[config], config.family, config.key))
         others = [config for config in order if config != self.default][:FINALISTS]
-        return [self.default, *others] if self.default in self.seconds else others
+        asked = [each for each in (self.default, self.previous) if each is not None and each in self.seconds]
+        return list(dict.fromkeys([*asked, *others]))
 
     def _losing(self, name: str) -> bool:
         own = min((seconds for config, seconds in self.seconds.items() if config.family == name), default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,20 +37,10 @@ def summarise(seconds: Sequence[float]) -> Timing:
     return Timing(statistics.median(ordered), _quantile(ordered, 0.2), _quantile(ordered, 0.8), len(ordered))
 
 
-def paired_ratio(ours: Sequence[float], other: Sequence[float]) -> float:
-    """Median over rounds of ours / other: drift that both share cancels."""
-    return statistics.median(a / b for a, b in zip(ours, other, strict=True))
-
-
 def rotated(items: Sequence[K], by: int) -> list[K]:
     """``items`` from another start, so that no one is always measured behind the same neighbour."""
     start = by % len(items) if items else 0
     return [*items[start:], *items[:start]]
-
-
-def ratios_to(rounds: Mapping[K, Sequence[float]], default: K) -> dict[K, float]:
-    """Paired ratio of each to ``default``, whose own is 1."""
-    return {each: paired_ratio(times, rounds[default]) for each, times in rounds.items()}
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:

@@ -14,11 +14,15 @@ from flashtune.codegen.problem import Problem
 from flashtune.errors import FlashtuneError
 
 from .build import Built
+from .readings import Readings
 from .timing import Timing
 
 SPILL_LIMIT = 256
 """Bytes of spills per thread (stores and loads) beyond which a config is not timed, where its family does not promise
 that there are none. A few outside the loop are harmless, and timing judges them; this many are never the best."""
+
+
+NO_READINGS = Readings()
 
 
 class DeviceLostError(FlashtuneError):
@@ -34,7 +38,7 @@ class Outcome:
     timing: Timing | None = None
     max_error: float | None = None
     rms_error: float | None = None
-    clock_mhz: float | None = None
+    readings: Readings = NO_READINGS
     message: str = ""
 
     @property
@@ -50,6 +54,8 @@ class Evidence:
     unit: str = ""
     driver: str = ""
     cupy: str = ""
+    note: str = ""
+    """What can't be recorded on this device, and why; for the report, not stored."""
 
 
 class Bench(Protocol):
@@ -69,8 +75,11 @@ class Bench(Protocol):
     def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
         """Seconds by round of each config, interleaved, for about ``seconds``. All have been correct before."""
 
-    def clock_mhz(self) -> float | None:
-        """The SM clock now, or None if it can't be read."""
+    def alike(self, problem: Problem, config: Config, copies: int, seconds: float) -> list[list[float]]:
+        """The same of ``copies`` of one config that has been correct, as if they were different."""
+
+    def readings(self) -> Readings:
+        """Of the card, around the last thing that was timed."""
 
 
 def judge_resources(problem: Problem, config: Config, gpu: Gpu, built: Built) -> Outcome | None:

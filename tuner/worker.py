@@ -19,6 +19,7 @@ from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
 
 from .build import Built, begin, interrupts_held
+from .readings import Readings
 from .trial import Bench, DeviceLostError, Evidence, Outcome
 
 
@@ -94,7 +95,7 @@ class Final:
 
     def run(self, bench: Bench) -> Finished:
         rounds = bench.finals(self.problem, self.configs, self.seconds)
-        return Finished(rounds, bench.clock_mhz())
+        return Finished(rounds, bench.readings())
 
 
 Request = Prepare | Attempt | Final
@@ -120,10 +121,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Seconds by round of each finalist, and the SM clock."""
+    """Seconds by round of each finalist, and what the card said meanwhile."""
 
     rounds: Mapping[Config, list[float]]
-    clock_mhz: float | None
+    readings: Readings
 
 
 @dataclass(frozen=True, slots=True)

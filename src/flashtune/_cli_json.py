@@ -37,6 +37,7 @@ def report_json(
     ``note``                what else is to be said, or null
     ``rejected``            configs that are not legal: {reason: count}
     ``failed``              configs that were tried and failed: {status: count}
+    ``flagged``             measurements that say little, such as ones beside other work: {reason: count}
     ``problems``            one object per problem, in the order asked for; see below
     ``captured``            with ``--captured``: ``file``, ``tuned`` (a count), ``left`` (a list of ``problem``,
                             ``name`` and ``count``), ``other_gpus`` ({key: count}), ``unreadable_lines``; else null
@@ -52,6 +53,11 @@ def report_json(
     ``config``              ``family``, and all ``parameters`` by name; null where nothing could be tried
     ``seconds``             its time, or the predicted one
     ``ratio``               its time relative to the default config; below 1 is faster
+    ``ratio_low``,          interval that holds the true ratio with 95 %
+    ``ratio_high``
+    ``tied``                configs that finals can't tell from each other, this one included
+    ``reached``             part of what the card's rates allow
+    ``limited_by``          which rate that is: ``tensor rate``, ``float32 rate`` or ``bandwidth``; or null
     ``why``                 what bounds it, or why there is none
     ``next_best``           another config, as ``config``
     ``next_ratio``          time of the next best relative to the chosen
@@ -71,6 +77,7 @@ def report_json(
         "note": report.note or None,
         "rejected": dict(report.rejected),
         "failed": dict(report.failed),
+        "flagged": dict(report.flagged),
         "problems": [_row(each) for each in report.rows],
         "captured": captured,
         "shared_config": shared and _shared(shared),
@@ -106,6 +113,11 @@ def _row(row: Row) -> dict[str, Any]:
         "config": _config(row.config),
         "seconds": row.seconds,
         "ratio": row.ratio,
+        "ratio_low": row.ratio_low,
+        "ratio_high": row.ratio_high,
+        "tied": row.tied,
+        "reached": row.reached,
+        "limited_by": row.limited_by or None,
         "why": row.why,
         "next_best": _config(row.next_best),
         "next_ratio": row.next_ratio,

@@ -61,6 +61,7 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
 def show_explain(problem: Problem, gpu: Gpu, database: Path | None) -> None:
     from .codegen.family import family
     from .codegen.model import predict
+    from .codegen.roofline import limit
     from .tuned_db.lookup import find
 
     choice = find(problem, gpu, store_path=database)
@@ -74,9 +75,8 @@ def show_explain(problem: Problem, gpu: Gpu, database: Path | None) -> None:
     record = choice.measurement or choice.prediction
     estimate = predict(problem, choice.config, gpu)
     intensity = problem.flops / problem.min_bytes if problem.min_bytes else 0.0
-    peak = gpu.tensor_tflops if problem.dtype != "float32" else gpu.fp32_tflops
-    ridge = peak * 1e3 / gpu.bandwidth_gb_s
-    limit = max(problem.flops / (peak * 1e12), problem.min_bytes / (gpu.bandwidth_gb_s * 1e9))
+    bound = limit(problem, gpu)
+    ridge = bound.tflops * 1e3 / gpu.bandwidth_gb_s
     registers = f"{record.registers} (compiled)" if record and record.registers else f"about {needs.registers}"
     shown = table("", "")
     shown.show_header = False
@@ -97,7 +97,7 @@ def show_explain(problem: Problem, gpu: Gpu, database: Path | None) -> None:
         (
             "roofline",
             f"{intensity:.4g} FLOP/byte, the chip balances at {ridge:.4g}: "
-            f"{'compute' if intensity > ridge else 'memory'}-limited, at best {milliseconds(limit)}",
+            f"{'compute' if intensity > ridge else 'memory'}-limited, at best {milliseconds(bound.seconds)}",
         ),
         ("model", f"{milliseconds(estimate.seconds)}: {estimate.why}"),
     ):

@@ -51,7 +51,8 @@ def difference(config: Config, base: Config) -> str:
 def print_report(out: Console, report: Report, database: str) -> None:
     """The table at the end of a run, then what was not legal, what failed, and where everything is."""
     kind = "tuned" if report.measured else "predicted, nothing was measured"
-    shown = table("problem", "chosen config", "time", "vs default", "why", "next best", title=f"{report.gpu}: {kind}")
+    headings = ["problem", "chosen config", "time", "speed-up", "of limit", "why", "next best"]
+    shown = table(*headings, title=f"{report.gpu}: {kind}")
     for row in report.rows:
         shown.add_row(*(Text(cell) for cell in _cells(row)))
     out.print(shown)
@@ -64,6 +65,8 @@ def print_report(out: Console, report: Report, database: str) -> None:
         out.print(f"Not legal for these problems: {_counted(report.rejected)}")
     if report.failed:
         out.print(f"Tried and failed: {_counted(report.failed)}")
+    if report.flagged:
+        out.print(f"Flagged, and used only where there is nothing better: {_counted(report.flagged)}")
     verb = "measured" if report.measured else "compiled"
     known = sum(row.known for row in report.rows)
     earlier = f" ({known} were known from earlier runs)" if known else ""
@@ -74,14 +77,24 @@ def print_report(out: Console, report: Report, database: str) -> None:
         out.print(f"Stopped: {report.stopped}")
 
 
-def _cells(row: Row) -> tuple[str, str, str, str, str, str]:
+def _cells(row: Row) -> tuple[str, ...]:
     if row.config is None or row.seconds is None:
-        return str(row.problem), "-", "-", "-", row.why, "-"
+        return str(row.problem), "-", "-", "-", "-", row.why, "-"
     following = "-"
     if row.next_best is not None and row.next_ratio is not None:
         following = f"{difference(row.next_best, row.config)} ({100 * (row.next_ratio - 1):+.1f} %)"
-    ratio = "-" if row.ratio is None else f"{row.ratio:.3f}"
-    return str(row.problem), config_text(row.config), milliseconds(row.seconds), ratio, row.why, following
+    limit = "-" if row.reached is None else f"{100 * row.reached:.0f} % of {row.limited_by}"
+    times = milliseconds(row.seconds), speed_up(row), limit
+    return str(row.problem), config_text(row.config), *times, row.why, following
+
+
+def speed_up(row: Row) -> str:
+    """Over the default, with the interval of finals: the inverse of how times are compared."""
+    if row.ratio is None:
+        return "-"
+    if row.ratio_low is None or row.ratio_high is None or row.ratio_low == row.ratio_high:
+        return f"{1 / row.ratio:.3f}"
+    return f"{1 / row.ratio:.3f} [{1 / row.ratio_high:.3f}, {1 / row.ratio_low:.3f}]"
 
 
 def _counted(counts: Counter[str]) -> str:

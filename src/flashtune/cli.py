@@ -13,6 +13,7 @@ import click
 
 from ._cli_emulate import emulate
 from ._cli_export import export_optuna
+from ._cli_noise import noise
 from ._cli_options import (
     budget_options,
     chosen_budget,
@@ -210,6 +211,7 @@ def source(
 
 main.add_command(emulate)
 main.add_command(export_optuna)
+main.add_command(noise)
 
 
 @main.command()

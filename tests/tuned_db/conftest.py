@@ -184,6 +184,19 @@ def make_measurement(**changes: Any) -> Measurement:
     return Measurement(**(base | changes))
 
 
+SECOND: dict[str, Any] = {
+    "paired_ratio": 0.8,
+    "ratio_low": 0.79,
+    "ratio_high": 0.815,
+    "rounds": 25,
+    "power_w": 612.5,
+    "temperature_c": 61.0,
+    "throttle": "power_cap,hw_thermal",
+    "contended": True,
+}
+"""What rows have since schema version 2."""
+
+
 def make_prediction(**changes: Any) -> Prediction:
     problem = changes.get("problem", make_problem())
     config = changes.get("config", PairConfig(block=32, stages=3))

@@ -16,11 +16,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, event
 
+from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.tuned_db import upgrade as upgrade_module
 from flashtune.tuned_db.files import APPLICATION_ID, SCHEMA_VERSION
+from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.models import Base
 from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.upgrade import MIGRATIONS, upgrade
+from flashtune.tuned_db.upgrade import MIGRATIONS, migrate, upgrade
 
 Make = Callable[..., Any]
 ASSETS = Path(__file__).parents[1] / "upgrade_assets"
@@ -93,6 +95,42 @@ def test_an_upgrade_that_stops_anywhere_leaves_the_old_file(tmp_path: Path) -> N
     assert Store.open(path).measurements() == []
 
 
+def test_an_upgrade_from_the_first_schema_is_all_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0001.db", path)
+    total = statements(path)
+    assert total > 8
+    for stop in range(total):
+        shutil.copy(ASSETS / "v0001.db", path)
+        with pytest.raises(InterruptedError):
+            statements(path, stop)
+        with closing(sqlite3.connect(path)) as plain:
+            assert plain.execute("PRAGMA user_version").fetchone() == (1,)
+            names = [row[1] for row in plain.execute("PRAGMA table_info(measurement)")]
+            assert names[-1] == "message"
+            assert plain.execute("SELECT count(*) FROM measurement").fetchone() == (4,)
+    assert len(Store.open(path).measurements()) == 4
+
+
+def test_what_the_second_schema_added_can_be_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0001.db", path)
+    made = create_engine(f"sqlite:///{path}")
+
+    def shape() -> tuple[object, ...]:
+        with closing(sqlite3.connect(path)) as plain:
+            columns = plain.execute("PRAGMA table_info(measurement)").fetchall()
+            indices = sorted(row[1] for row in plain.execute("PRAGMA index_list(measurement)"))
+            return columns, indices, plain.execute("SELECT * FROM measurement ORDER BY id").fetchall()
+
+    first = shape()
+    upgrade(path, 1.0)
+    assert len(shape()[0]) == len(first[0]) + 8
+    with made.begin() as connection:
+        migrate(connection, "0001", down=True)
+    assert shape() == first
+
+
 def test_an_older_schema_is_upgraded_when_opened_for_writing(tmp_path: Path, measurement: Make) -> None:
     path = tmp_path / "tuned.db"
     with closing(sqlite3.connect(path)) as plain:
@@ -106,6 +144,46 @@ def test_upgrading_twice_changes_nothing(store: Store, path: Path) -> None:
     before = path.read_bytes()
     upgrade(path, 1.0)
     assert path.read_bytes() == before
+
+
+def test_every_saved_version_has_a_test() -> None:
+    saved = sorted(each.name for each in ASSETS.glob("*.db"))
+    assert saved == [f"v{number:04d}.db" for number in range(1, SCHEMA_VERSION + 1)]
+
+
+def test_a_second_version_database_opens(tmp_path: Path, measurement: Make, solo: Make) -> None:
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0002.db", path)
+    rows = Store.open(path, readonly=True).measurements()
+    assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
+    second = {
+        "paired_ratio": 0.8, "ratio_low": 0.79, "ratio_high": 0.815, "rounds": 25,
+        "power_w": 612.5, "temperature_c": 61.0, "throttle": "power_cap,hw_thermal", "contended": True,
+    }  # fmt: skip
+    assert rows[1] == measurement(id=rows[1].id, config=solo(block=32), created=rows[1].created, **second)
+    assert rows[0] == measurement(id=rows[0].id)
+    store = Store.open(path)
+    assert store.measurements() == rows
+
+
+def test_the_first_schema_is_read_where_it_may_not_be_upgraded(tmp_path: Path, measurement: Make) -> None:
+    """A look-up of attention() opens databases like this; it must not lose what was tuned before an update."""
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0001.db", path)
+    before = path.read_bytes()
+    reader = Store.open(path, readonly=True)
+    rows = reader.measurements()
+    assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
+    assert rows[0] == measurement(id=rows[0].id)
+    assert rows[0].ratio == 0.8
+    winner = reader.winner(rows[0].problem, rows[0].gpu_key)
+    assert winner is not None
+    assert (winner.ratio, winner.low, winner.high) == (0.8, None, None)
+    assert find(rows[0].problem, gpu_by_alias("h200"), store_path=path).level == "exact"
+    assert path.read_bytes() == before
+    Store.open(path)
+    assert reader.measurements() == rows
+    assert Store.open(path).winner(rows[0].problem, rows[0].gpu_key) == winner
 
 
 def test_a_first_version_database_opens(tmp_path: Path, measurement: Make, prediction: Make, pair: Make) -> None:

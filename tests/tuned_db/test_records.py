@@ -73,6 +73,19 @@ REFUSED: list[tuple[str, Any]] = [
     ("registers", 12.0),
     ("spill_bytes", -4),
     ("clock_mhz", "fast"),
+    ("paired_ratio", 0),
+    ("paired_ratio", "0.9"),
+    ("ratio_low", -1.0),
+    ("ratio_high", 1e9),
+    ("rounds", 0),
+    ("rounds", 2.5),
+    ("power_w", -1),
+    ("temperature_c", "hot"),
+    ("throttle", "tired"),
+    ("throttle", "power_cap,{{ 7*7 }}"),
+    ("throttle", 8),
+    ("contended", 1),
+    ("contended", "no"),
     ("seed", 2**63),
     ("seed", -1),
     ("nvrtc", "13.0; rm"),
@@ -141,6 +154,32 @@ def test_an_error_that_is_no_number_is_wrong(measurement: Make, bad: float) -> N
     stored = settled(measurement(max_error=bad, median_us=math.nan))
     assert (stored.status, stored.max_error) == ("wrong", None)
     check(stored)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"ratio_low": 0.7}, {"ratio_high": 0.9}, {"ratio_low": 0.81, "ratio_high": 0.9, "paired_ratio": 0.8}]
+)
+def test_an_interval_is_whole_and_holds_its_ratio(measurement: Make, changes: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match="in this order"):
+        check(measurement(**changes))
+    check(measurement(paired_ratio=0.8))
+    check(measurement(paired_ratio=0.8, ratio_low=0.8, ratio_high=0.8))
+
+
+@pytest.mark.parametrize("name", ["paired_ratio", "ratio_low", "ratio_high"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_an_interval_that_is_none_costs_the_interval(measurement: Make, name: str, bad: float) -> None:
+    whole = {"paired_ratio": 0.7, "ratio_low": 0.6, "ratio_high": 0.75}
+    stored = check(settled(measurement(**(whole | {name: bad}))))
+    assert (stored.paired_ratio, stored.ratio_low, stored.ratio_high) == (None, None, None)
+    assert (stored.status, stored.ratio) == ("ok", 0.8)
+    assert name in stored.message
+
+
+@pytest.mark.parametrize("name", ["clock_mhz", "power_w", "temperature_c"])
+def test_a_reading_that_is_none_costs_only_itself(measurement: Make, name: str) -> None:
+    stored = check(settled(measurement(**{name: math.nan})))
+    assert (getattr(stored, name), stored.status) == (None, "ok")
 
 
 def test_a_baseline_that_is_no_time_costs_only_the_ratio(measurement: Make) -> None:

@@ -17,6 +17,7 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
 from flashtune.tuner.build import Built
+from flashtune.tuner.readings import Readings
 from flashtune.tuner.timing import Timing
 from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
 
@@ -81,10 +82,13 @@ class FakeUnit:
     def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
         self.write("final", problem)
         self.do("final")
-        return {config: [seconds_of(config)] * 5 for config in configs}
+        return {config: [seconds_of(config)] * 9 for config in configs}
 
-    def clock_mhz(self) -> float | None:
-        return None
+    def alike(self, problem: Problem, config: Config, copies: int, seconds: float) -> list[list[float]]:
+        return [[seconds_of(config)] * 9] * copies
+
+    def readings(self) -> Readings:
+        return Readings()
 
     def write(self, what: str, problem: Problem | None = None, config: Config | None = None) -> None:
         fields = [time.monotonic(), os.getpid(), self.name, what, problem.key if problem else "", config or ""]

@@ -358,5 +358,6 @@ def test_compiler_facts_are_stored_with_the_measurement(path: Path) -> None:
         row = store.measurements(problem=PROBLEM, stage="measure")[0]
     assert (row.registers, row.spill_bytes, row.nvrtc) == (96, 0, "13.5")
     assert (row.unit, row.driver, row.cupy, row.clock_mhz) == ("GPU-fake", "580.1", "14.0", 1980.0)
+    assert (row.power_w, row.temperature_c, row.throttle, row.contended) == (612.5, 61.0, "power_cap", False)
     assert (row.gpu_key, row.gpu_name, row.seed) == (GPU.key, GPU.name, 0)
     assert row.samples == 20

@@ -22,12 +22,13 @@ from flashtune.codegen.reference import plain_attention
 from flashtune.errors import InvalidInput, InvalidType
 from flashtune.tuner.budget import Budget, Meter, parse_budget
 from flashtune.tuner.inputs import random_values
+from flashtune.tuner.intervals import paired_ratio, ratios_to
 from flashtune.tuner.presets import preset
 from flashtune.tuner.sample import samples
 from flashtune.tuner.sampler import EXHAUSTIVE
 from flashtune.tuner.space import Space, make_space
 from flashtune.tuner.study import Search
-from flashtune.tuner.timing import paired_ratio, ratios_to, rotated, summarise
+from flashtune.tuner.timing import rotated, summarise
 
 SPACE = make_space(problem(), GPU, FAMILY)
 

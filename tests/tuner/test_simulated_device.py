@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import dataclasses
 import itertools
+import random
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ from flashtune.codegen.families.fma_fwd import FmaFwd
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.reference import plain_attention
 from flashtune.tuner.build import Built
+from flashtune.tuner.readings import Readings, Watch
+from flashtune.tuner.space import make_space
 from flashtune.tuner.trial import DeviceLostError, Outcome
 
 bench, check, compare, measure, memory = (
@@ -35,6 +38,7 @@ PROBLEM = Problem(
 )
 CONFIG = FAMILY.default(PROBLEM.spec, GPU)
 BUILT = Built(digest="a" * 64, registers=96, nvrtc="13.5")
+OTHER = Built(digest="b" * 64, registers=96, nvrtc="13.5")
 LAUNCH_SECONDS = 1e-4
 
 Change = Callable[[np.ndarray, np.ndarray], None]
@@ -51,7 +55,7 @@ class HostRuntime:
     memcpy_host_to_device = memcpy_device_to_host = memcpy_device_to_device = 0
 
     def __init__(self) -> None:
-        self.launches = 0
+        self.launches = 0.0
         self.broken = False
         self._events: dict[int, float] = {}
         self._names = itertools.count(1)
@@ -104,6 +108,10 @@ class Simulation:
         self.crash = False
         self.spoil_input = False
         self.only_at: Problem | None = None
+        self.rows = slice(None)
+        """Rows of the output that candidates write."""
+        self.duration: Callable[[bool], float] = lambda first: 1.0
+        """Ticks of a launch, the first one of a loaded kernel or another."""
         pool = SimpleNamespace(free_bytes=lambda: 0)
         cupy = SimpleNamespace(
             cuda=SimpleNamespace(alloc=self.alloc, Stream=lambda non_blocking: SimpleNamespace(ptr=0)),
@@ -135,9 +143,11 @@ class Simulation:
     def kernel(self, problem: Problem) -> Callable[..., None]:
         candidate = not problem.out_dtype
         memory_results: dict[bytes, Any] = {}
+        loaded: list[bool] = []
 
         def launch(q: int, k: int, v: int, out: int, lse: int, stream: int, workspace: int = 0) -> None:
-            self.runtime.launches += 1
+            self.runtime.launches += self.duration(not loaded)
+            loaded.append(True)
             if candidate and self.crash:
                 self.runtime.broken = True
                 return
@@ -157,7 +167,7 @@ class Simulation:
             made = to_memory(right.astype(np.float32), problem.dtype)
             made_lse = right_lse.astype(np.float32)
             if self.only_at in (None, problem):
-                out_view[...], lse_view[...] = made, made_lse
+                out_view[:, self.rows], lse_view[...] = made[:, self.rows], made_lse
                 self.change(out_view, lse_view)
                 if self.spoil_input:
                     stored[1][0, 0, 0, 0] ^= 1
@@ -274,6 +284,59 @@ def test_a_wrong_kernel_is_rejected_untimed(simulation: Simulation, change: Chan
     assert outcome.status == "wrong", outcome
     assert outcome.timing is None
     assert outcome.message
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["everywhere", "at-full-size-only"])
+def test_a_kernel_that_leaves_what_a_good_one_wrote_is_rejected(simulation: Simulation, everywhere: bool) -> None:
+    """D60: it writes even rows only, and the odd ones hold the right values of the kernel before it."""
+    assert simulation.attempt().status == "ok"
+    simulation.rows = slice(0, None, 2)
+    simulation.only_at = None if everywhere else PROBLEM
+    worse = simulation.bench.attempt(PROBLEM, dataclasses.replace(CONFIG, num_stages=2), OTHER, None)
+    assert worse.status == "wrong"
+    assert worse.timing is None
+    simulation.rows = slice(None)
+    assert simulation.attempt().status == "ok"
+
+
+def test_the_same_config_first_and_last_of_twelve_takes_the_same_time(simulation: Simulation) -> None:
+    """D64: loading takes 1000 launches of time, which no measurement may hold; launches differ by up to 4 %."""
+    draw = random.Random(0)
+    simulation.duration = lambda first: 1000.0 if first else draw.uniform(0.98, 1.02)
+    configs = [CONFIG, *(each for each in make_space(PROBLEM, GPU, FAMILY).configs if each != CONFIG)][:11]
+    assert simulation.bench.prepare(PROBLEM) is None
+    timings = []
+    for number, config in enumerate([*configs, CONFIG]):
+        outcome = simulation.bench.attempt(PROBLEM, config, Built(digest=f"{number:064x}", registers=96), None)
+        assert outcome.status == "ok", outcome.message
+        assert outcome.timing is not None
+        timings.append(outcome.timing)
+    first, last = timings[0], timings[-1]
+    assert first.median == pytest.approx(last.median, rel=first.spread)
+    assert 0 < first.spread < 0.04
+    assert all(0.98 * LAUNCH_SECONDS <= each.median <= 1.02 * LAUNCH_SECONDS for each in timings)
+
+
+def test_readings_around_each_measurement_come_with_it(simulation: Simulation) -> None:
+    """D65 on the device side: the clock halves while one candidate is timed, first once, then for good."""
+    sound_pair, slow_pair = [False, False], [False, True]
+    clocks = iter([*sound_pair, *slow_pair, *sound_pair, *slow_pair, *slow_pair])
+    simulation.bench._watch = Watch(
+        lambda: Readings(990.0 if next(clocks) else 1980.0, throttle=""), pause=lambda seconds: None
+    )
+    sound = simulation.attempt()
+    again = simulation.attempt()
+    flagged = simulation.attempt()
+    assert [each.readings.throttle for each in (sound, again, flagged)] == ["", "", "slow_clock"]
+    assert [each.readings.clock_mhz for each in (sound, again, flagged)] == [1980.0, 1980.0, 990.0]
+    assert {each.status for each in (sound, again, flagged)} == {"ok"}
+    assert next(clocks, None) is None, "two readings for each of five measurements"
+
+
+def test_copies_of_a_config_are_interleaved_like_finalists(simulation: Simulation) -> None:
+    assert simulation.attempt().status == "ok"
+    rounds = simulation.bench.alike(PROBLEM, CONFIG, 2, 0.0)
+    assert [len(times) for times in rounds] == [measure.MIN_ROUNDS] * 2
 
 
 def test_a_kernel_that_changes_its_inputs_is_rejected(simulation: Simulation) -> None:

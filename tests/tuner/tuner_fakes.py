@@ -19,12 +19,14 @@ from flashtune.tuned_db.store import Store
 from flashtune.tuner.budget import Budget
 from flashtune.tuner.build import Built
 from flashtune.tuner.measured import measure_problems
+from flashtune.tuner.readings import Readings
 from flashtune.tuner.report import Progress, Report
 from flashtune.tuner.timing import Timing
 from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
 from flashtune.tuner.worker import Lost, Ready, Request, answer
 
 GPU = gpu_by_alias("h100")
+READINGS = Readings(clock_mhz=1980.0, power_w=612.5, temperature_c=61.0, throttle="power_cap", contended=False)
 FAMILY = family("sm80_fwd")
 
 
@@ -112,14 +114,17 @@ class FakeBench:
             return special
         seconds = self.seconds(config)
         timing = Timing(seconds, 0.99 * seconds, 1.01 * seconds, 20)
-        return Outcome(status="ok", stage="measure", timing=timing, max_error=1e-3, rms_error=1e-4, clock_mhz=1980.0)
+        return Outcome(status="ok", stage="measure", timing=timing, max_error=1e-3, rms_error=1e-4, readings=READINGS)
 
     def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
         self.finalists[problem] = list(configs)
-        return {config: [self.final(config)] * 5 for config in configs}
+        return {config: [self.final(config) for _ in range(9)] for config in configs}
 
-    def clock_mhz(self) -> float | None:
-        return 1980.0
+    def alike(self, problem: Problem, config: Config, copies: int, seconds: float) -> list[list[float]]:
+        return [[self.final(config) for _ in range(9)] for _ in range(copies)]
+
+    def readings(self) -> Readings:
+        return READINGS
 
 
 class LocalWorker:

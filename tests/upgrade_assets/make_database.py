@@ -35,7 +35,7 @@ def main() -> None:
     store.record_all(
         [
             fakes.make_measurement(),
-            fakes.make_measurement(config=fakes.SoloConfig(block=32), created=later, id=fakes.records.new_id()),
+            fakes.make_measurement(config=fakes.SoloConfig(block=32), created=later, **fakes.SECOND),
             fakes.make_measurement(
                 config=fakes.PairConfig(block=16, stages=3, order="reversed"),
                 status="wrong",

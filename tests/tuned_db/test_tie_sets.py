@@ -1,0 +1,172 @@
+"""The policy for finals with intervals: what is clearly faster wins, what can't be told apart goes by a fixed rule."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashtune.tuned_db.exchange import read_export, write_bundled
+from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES
+from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.winners import MOST_TIED, fastest, rank
+
+Make = Callable[..., Any]
+
+VARIANTS = list(itertools.product((16, 32, 64, 128, 256), (1, 2, 3), ("plain", "reversed")))
+
+
+def blocks(ranked: Any) -> list[object]:
+    return [each.config.to_json()["block"] for each in ranked]
+
+
+@pytest.fixture
+def final(measurement: Make, pair: Make) -> Make:
+    """A final row of a config with this block, with a ratio to the default and the half width of its interval."""
+
+    def make(block: int, ratio: float, half: float, *, stages: int = 1, order: str = "plain", **changes: Any) -> Any:
+        interval = {"paired_ratio": ratio, "ratio_low": ratio - half, "ratio_high": ratio + half, "rounds": 25}
+        return measurement(config=pair(block=block, stages=stages, order=order), **(interval | changes))
+
+    return make
+
+
+def test_what_is_clearly_faster_wins_whatever_it_needs(final: Make) -> None:
+    rows = [final(16, 0.80, 0.01, registers=255, spill_bytes=64), final(32, 0.83, 0.01, registers=64)]
+    ranked = rank(rows)
+    assert blocks(ranked) == [16, 32]
+    assert [each.tied for each in ranked] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({"spill_bytes": 0, "registers": 255}, {"spill_bytes": 8, "registers": 64}),
+        ({"registers": 128, "shared_bytes": 99_000}, {"registers": 168, "shared_bytes": 1_000}),
+        ({"shared_bytes": 1_000}, {"shared_bytes": 2_000}),
+        ({"registers": 255}, {"registers": None}),
+    ],
+    ids=["spills", "registers", "shared", "unknown"],
+)
+def test_of_those_that_are_tied_the_one_wins_that_needs_least(
+    final: Make, less: dict[str, Any], more: dict[str, Any]
+) -> None:
+    rows = [final(16, 0.800, 0.01, **more), final(32, 0.810, 0.01, **less)]
+    ranked = rank(rows)
+    assert blocks(ranked) == [32, 16]
+    assert [each.tied for each in ranked] == [2, 2]
+    assert fastest(ranked).config == rows[0].config
+
+
+def test_equal_needs_go_by_key(final: Make) -> None:
+    rows = [final(block, ratio, 0.02) for block, ratio in ((64, 0.80), (32, 0.81), (16, 0.80))]
+    assert [each.variant for each in rank(rows)] == sorted(each.variant for each in rows)
+
+
+def test_only_what_overlaps_the_fastest_is_tied_with_it(final: Make) -> None:
+    """No chains: the third overlaps the second, but not the first."""
+    rows = [final(16, 0.80, 0.01), final(32, 0.815, 0.01, registers=100), final(64, 0.83, 0.01, registers=50)]
+    ranked = rank(rows)
+    assert blocks(ranked) == [32, 16, 64]
+    assert [each.tied for each in ranked] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("ratio", [0.97, 0.99, 1.01])
+def test_what_may_be_slower_than_the_default_loses_to_it(final: Make, ratio: float) -> None:
+    default = final(256, 1.0, 0.0, registers=255)
+    ranked = rank([default, final(16, ratio, 0.04, registers=32), final(32, 1.2, 0.01)])
+    assert [each.measurement for each in ranked] == [default]
+    assert ranked[0].tied == 2, "the one that can't be told from it counts"
+
+
+def test_one_that_may_be_slower_is_no_winner_though_its_ratio_is_best(final: Make) -> None:
+    rows = [final(16, 0.90, 0.15, registers=32), final(32, 0.95, 0.01), final(256, 1.0, 0.0)]
+    ranked = rank(rows)
+    assert blocks(ranked) == [32, 256]
+    assert [each.tied for each in ranked] == [2, 1]
+
+
+def test_a_tie_set_has_at_most_eight(final: Make) -> None:
+    rows = [
+        final(block, 0.8 + number / 1e4, 0.05, stages=stages, order=order, registers=255 - number)
+        for number, (block, stages, order) in enumerate(VARIANTS[:12])
+    ]
+    ranked = rank(rows)
+    assert [each.tied for each in ranked] == [MOST_TIED] * 8 + [4] * 4
+    assert ranked[0].config == rows[7].config
+    assert ranked[8].config == rows[11].config
+
+
+def test_several_finals_count_by_the_median_of_their_intervals(final: Make) -> None:
+    lucky = [final(16, 0.5, 0.01, session="a"), *(final(16, 0.9, 0.01, session=each) for each in "bc")]
+    steady = [final(32, 0.85, 0.01, session=each) for each in "abc"]
+    ranked = rank(lucky + steady)
+    assert blocks(ranked) == [32, 16]
+    assert (ranked[1].ratio, ranked[1].low, ranked[1].high) == (0.9, 0.89, 0.91)
+
+
+def test_rows_of_the_first_schema_count_by_their_ratio(final: Make, measurement: Make, pair: Make) -> None:
+    old = measurement(config=pair(block=128, stages=1), median_us=82.0, registers=32)
+    slow = measurement(config=pair(block=256, stages=1), median_us=100.1)
+    assert rank([old])[0].ratio == 0.82
+    assert blocks(rank([old, slow, final(16, 0.80, 0.01)])) == [16, 128]
+    assert blocks(rank([old, slow, final(16, 0.80, 0.03)])) == [128, 16], "tied, and the old one needs less"
+
+
+@pytest.mark.parametrize("flag", [{"contended": True}, *({"throttle": each} for each in THROTTLES)], ids=str)
+def test_a_time_of_a_shared_or_slowed_card_counts_only_where_there_is_no_other(
+    final: Make, flag: dict[str, Any]
+) -> None:
+    bad = final(16, 0.5, 0.01, session="a", **flag)
+    good = final(16, 0.9, 0.01, session="b")
+    worthless = "contended" in flag or flag["throttle"] in SLOWDOWNS
+    assert bad.flagged == worthless
+    assert rank([bad, good])[0].ratio == pytest.approx(0.9 if worthless else 0.7)
+    assert rank([bad])[0].ratio == 0.5
+
+
+def random_rows(final: Make, seed: int) -> list[Any]:
+    draw = random.Random(seed)
+    rows = [final(64, 1.0, 0.0, registers=64)]
+    for block, stages, order in draw.sample(VARIANTS, 12):
+        for session in draw.sample("abcd", draw.randint(1, 3)):
+            interval = draw.random() < 0.8
+            changes = {} if interval else dict.fromkeys(("paired_ratio", "ratio_low", "ratio_high", "rounds"))
+            rows.append(
+                final(
+                    block,
+                    draw.uniform(0.7, 1.1),
+                    draw.uniform(0.001, 0.1),
+                    stages=stages,
+                    order=order,
+                    session=session,
+                    median_us=draw.uniform(70, 120),
+                    registers=draw.choice([64, 128, 168]),
+                    contended=draw.choice([None, False, True]),
+                    **changes,
+                )
+            )
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_order_and_merging_do_not_matter(final: Make, seed: int, tmp_path: Path, store: Store) -> None:
+    rows = random_rows(final, seed)
+    expected = rank(rows)
+    random.Random(seed).shuffle(rows)
+    assert rank(rows) == expected
+    store.record_all(rows[:9])
+    store.record_all(rows[5:])
+    assert store.winner(rows[0].problem, rows[0].gpu_key) == expected[0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_bundled_gives_the_same_winner(final: Make, seed: int, tmp_path: Path) -> None:
+    rows = random_rows(final, seed)
+    write_bundled(rows, tmp_path / "rows.jsonl")
+    kept = read_export(tmp_path / "rows.jsonl").measurements
+    assert rank(kept)[0].variant == rank(rows)[0].variant

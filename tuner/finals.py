@@ -1,0 +1,45 @@
+"""From the rounds of a final to its rows: who was how fast, relative to the default, within which interval."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from flashtune.codegen.config import Config
+from flashtune.tuned_db.records import Measurement
+
+from .intervals import PairedRatio, paired
+from .timing import summarise
+from .trial import Outcome
+from .worker import Finished
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finalist:
+    """What a final says of one config. ``baseline`` is the default's median in seconds, None where it took no part."""
+
+    config: Config
+    outcome: Outcome
+    baseline: float | None
+    ratio: PairedRatio | None
+
+
+def finalists(answer: Finished, default: Config, checked: Mapping[Config, Measurement]) -> Iterator[Finalist]:
+    """``checked`` are the rows of when each was checked: a final does not check again."""
+    outcomes = {config: _outcome(times, answer, checked[config]) for config, times in answer.rounds.items()}
+    baseline = outcomes[default].seconds if default in outcomes else None
+    for config, outcome in outcomes.items():
+        compared = baseline is not None and outcome.seconds is not None
+        ratio = paired(answer.rounds[config], answer.rounds[default]) if compared else None
+        yield Finalist(config, outcome, baseline, ratio)
+
+
+def _outcome(times: Sequence[float], answer: Finished, row: Measurement) -> Outcome:
+    """A time that is no time makes it a failure, and leaves the others as they are."""
+    outcome = Outcome(
+        status="ok", stage="final", readings=answer.readings, max_error=row.max_error, rms_error=row.rms_error
+    )
+    try:
+        return dataclasses.replace(outcome, timing=summarise(times))
+    except ValueError as error:
+        return dataclasses.replace(outcome, status="failed", message=str(error))

@@ -1,0 +1,79 @@
+"""What the database says of a problem at the end of a measured run: the winner as attention() will find it, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from flashtune.codegen.family import family
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.model import predict
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.roofline import limit
+from flashtune.tuned_db.lookup import source_digest
+from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.winners import Ranked, rank
+
+from .report import Row
+from .target import Target
+
+
+def verdict(problem: Problem, target: Target | None, store: Store, gpu: Gpu) -> Row:
+    """The row of the report; ``target`` is None where the run did not come to ``problem``."""
+    if target is None:
+        return Row(problem=problem, why="the run ended before its turn")
+    base = Row(problem=problem, tried=target.tried, known=target.known, why=target.skipped)
+    rows = store.measurements(problem=problem, gpu_key=gpu.key, status="ok")
+    usable = (
+        each
+        for each in rank(rows, store.rejected(problem.spec))
+        if family(each.config.family).illegal(each.config, problem.spec, gpu) is None
+        and each.variant[2] == source_digest(problem.spec, each.config)
+    )
+    chosen, following = next(usable, None), next(usable, None)
+    if chosen is None:
+        return dataclasses.replace(base, why=target.skipped or "no config was correct, or none was tried in time")
+    seconds = chosen.median_us / 1e6
+    bound = limit(problem, gpu)
+    return dataclasses.replace(
+        base,
+        config=chosen.config,
+        seconds=seconds,
+        ratio=chosen.ratio,
+        ratio_low=chosen.low,
+        ratio_high=chosen.high,
+        tied=chosen.tied,
+        reached=bound.reached(seconds),
+        limited_by=bound.by,
+        why="; ".join([reason(chosen, chosen.config == target.default), *_speed(problem, chosen, gpu)]),
+        next_best=following.config if following else None,
+        next_ratio=_relative(following, chosen) if following else None,
+    )
+
+
+def reason(chosen: Ranked, is_default: bool) -> str:
+    """Why this one won, by the policy of `tuned_db.winners`."""
+    others = chosen.tied - 1
+    if chosen.ratio is None:
+        return f"fastest in {chosen.measurement.stage}, there was no final with the default"
+    if is_default:
+        return "the default: nothing is clearly faster" + (f", {others} may be" if others else "")
+    if chosen.high is None:
+        return "fastest final by its median; there is no interval"
+    if not others:
+        return "clearly the fastest"
+    spills, registers, shared = chosen.needs
+    needs = f"{registers:.0f} registers, {shared / 1024:.0f} KiB of shared memory" + (", spills" if spills else "")
+    return f"not told apart from {others} other{'s' if others > 1 else ''}, needs least ({needs})"
+
+
+def _relative(following: Ranked, chosen: Ranked) -> float:
+    """Time of the next best relative to the chosen: by their ratios to the default, which other days don't change."""
+    if following.ratio is not None and chosen.ratio is not None:
+        return following.ratio / chosen.ratio
+    return following.median_us / chosen.median_us
+
+
+def _speed(problem: Problem, chosen: Ranked, gpu: Gpu) -> tuple[str, str]:
+    estimate = predict(problem, chosen.config, gpu)
+    blocks = "1 block/SM" if estimate.blocks_sm == 1 else f"{estimate.blocks_sm} blocks/SM"
+    return f"{problem.flops / chosen.median_us / 1e6:.0f} TFLOP/s", f"{estimate.bound}-bound, {blocks}"
