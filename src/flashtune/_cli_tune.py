@@ -30,6 +30,7 @@ def run_tune(
     mode: Any,
     devices: Sequence[int] | None,
     families: Collection[str] | None,
+    sampler: str,
     seed: int,
     database: Path | None,
 ) -> None:
@@ -67,6 +68,7 @@ def run_tune(
             devices=devices,
             database=path,
             budget=budget,
+            sampler=sampler,
             seed=seed,
             families=families,
             progress=show,

@@ -87,6 +87,15 @@ def main() -> None:
 )
 @devices_option
 @click.option("--family", "families", multiple=True, help="Search only this kernel family. May be repeated.")
+@click.option(
+    "--sampler",
+    default="residual",
+    show_default=True,
+    metavar="NAME",
+    help="What proposes the configs that are measured: residual learns what the time model is off by; tpe is Optuna's; "
+    "random knows no model; exhaustive takes all in the model's order; optuna:NAME is a class of optuna.samplers. "
+    "A prediction needs none.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search.")
 @new_database_option
 def tune(
@@ -96,6 +105,7 @@ def tune(
     mode: str,
     devices: list[int] | None,
     families: tuple[str, ...],
+    sampler: str,
     seed: int,
     database: Path | None,
     **flags: Any,
@@ -112,6 +122,8 @@ def tune(
       flashtune tune --gpu h200 --preset grid --budget 10m
       flashtune tune --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --causal --budget 200
       flashtune tune --gpu h100 --mode measure         fails where there is no H100
+      flashtune tune --sampler exhaustive --budget 8h  until each legal config was measured, or the time is up
+      flashtune tune --sampler optuna:NSGAIISampler    another of Optuna's own samplers
       flashtune tune --devices 2,3 --preset grid       on these two GPUs, which must be of one model
     """
     from ._cli_tune import run_tune
@@ -127,6 +139,7 @@ def tune(
         mode=mode,
         devices=devices,
         families=families or None,
+        sampler=sampler,
         seed=seed,
         database=database,
     )

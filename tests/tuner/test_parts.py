@@ -24,8 +24,8 @@ from flashtune.tuner.budget import Budget, Meter, parse_budget
 from flashtune.tuner.inputs import random_values
 from flashtune.tuner.presets import preset
 from flashtune.tuner.sample import samples
-from flashtune.tuner.sampler import EXHAUSTIVE
 from flashtune.tuner.space import Space, make_space
+from flashtune.tuner.strategy import EXHAUSTIVE
 from flashtune.tuner.study import Search
 from flashtune.tuner.timing import paired_ratio, ratios_to, rotated, summarise
 
