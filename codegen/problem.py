@@ -15,7 +15,6 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 INPUT_DTYPES = ("float16", "bfloat16", "float32")
 VECTOR_ALIGNMENT = 16
 """Bytes: the alignment of every row that 16-byte accesses need."""
-Shape = tuple[int, int, int, int]
 
 MAX_LENGTH = 2**31 - 1024
 """The longest sequence: kernels count rows and keys in 32 bits, also those of the tile that ends behind the last."""
