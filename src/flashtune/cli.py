@@ -122,7 +122,7 @@ def tune(
       flashtune tune --gpu h200 --preset grid --budget 10m
       flashtune tune --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --causal --budget 200
       flashtune tune --gpu h100 --mode measure         fails where there is no H100
-      flashtune tune --sampler exhaustive --budget 8h  until each legal config was measured, or the time is up
+      flashtune tune --sampler exhaustive --budget 8h  all configs in the order of the model, or until the time is up
       flashtune tune --sampler optuna:NSGAIISampler    another of Optuna's own samplers
       flashtune tune --devices 2,3 --preset grid       on these two GPUs, which must be of one model
     """

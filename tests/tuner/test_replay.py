@@ -43,6 +43,13 @@ def test_the_default_sampler_comes_near_the_best_of_the_sweep(part: str, model: 
     assert replaying().meets_bars(rows[DEFAULT_SAMPLER]), rows
 
 
+@pytest.mark.parametrize("model", ["left out", "rough"])
+def test_the_default_sampler_wins_where_the_model_is_off(model: str) -> None:
+    """By regret: with `sm90_fwd`, whose model is the less exact."""
+    rows = replaying().compare("sm90", model, [DEFAULT_SAMPLER, "tpe", "exhaustive"], 1, replaying().sweeps("sm90"))
+    assert rows[DEFAULT_SAMPLER]["mean"] < min(rows["tpe"]["mean"], rows["exhaustive"]["mean"]), rows
+
+
 def test_proposing_at_random_misses_the_bars() -> None:
     """Else they would say nothing."""
     rows = replaying().compare("sm80", "left out", ["random"], 1, chosen("sm80"))

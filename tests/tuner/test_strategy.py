@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from optuna.distributions import IntDistribution
 from optuna.samplers import BaseSampler
 from tuner_fakes import FAMILY, GPU, FakeBench, landscape, problem, run
 
+import flashtune
+from flashtune import cli
 from flashtune.codegen.config import Config
 from flashtune.errors import InvalidInput, InvalidType
 from flashtune.tuner import strategy as strategies
 from flashtune.tuner.residual import ResidualSampler
 from flashtune.tuner.space import Space, make_space
-from flashtune.tuner.strategy import proposal, strategy
+from flashtune.tuner.strategy import DEFAULT_SAMPLER, proposal, strategy
 from flashtune.tuner.study import Search
 
 SPACE = make_space(problem(), GPU, FAMILY)
@@ -70,6 +73,13 @@ def test_other_names_are_refused_with_what_is_allowed_and_nothing_is_imported(na
     assert "BruteForce" not in str(caught.value).partition("Allowed")[2]
     assert len(str(caught.value)) < 500
     assert set(sys.modules) == before
+
+
+def test_the_default_is_the_same_everywhere() -> None:
+    (option,) = (each for each in cli.tune.params if each.name == "sampler")
+    assert option.default == DEFAULT_SAMPLER
+    assert inspect.signature(flashtune.tune).parameters["sampler"].default == DEFAULT_SAMPLER
+    assert strategy(DEFAULT_SAMPLER).name == DEFAULT_SAMPLER
 
 
 def test_a_name_that_is_no_text_is_refused() -> None:
