@@ -59,6 +59,8 @@ def test_every_command_teaches_by_example(command: str) -> None:
         (["tune", "--gpu", "h100", "--budget", "soon"], "soon"),
         (["tune", "--gpu", "h100", "--preset", "huge"], "quick, grid, wide, llm"),
         (["tune", "--gpu", "h100", "--family", "nope"], "nope"),
+        (["tune", "--gpu", "h100", "--sampler", "best"], "Allowed: residual, tpe, random, exhaustive, optuna:"),
+        (["tune", "--gpu", "h100", "--sampler", "optuna:GridSampler"], "'optuna:GridSampler' is not known"),
         (["tune", "--gpu", "h100", *PROBLEM, "--heads-kv", "3"], "num_heads_kv=3"),
         (["explain", "--gpu", "h100", *PROBLEM, "--head-dim-v", "-8"], "head_dim_v=-8 must be at least 0"),
         (["explain", "--gpu", "h1000", *PROBLEM], "h1000"),

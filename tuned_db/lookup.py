@@ -109,7 +109,7 @@ class _Search:
         found: dict[str, tuple[float, str, Problem]] = {}
         for source in self.sources:
             for each in source.problems(spec=self.problem.spec, gpu_key=gpu_key):
-                found[each.key] = _distance(self.problem, each), each.key, each
+                found[each.key] = problem_distance(self.problem, each), each.key, each
         found.pop(self.problem.key, None)
         for distance, _, neighbour in sorted(found.values())[:NEIGHBOURS]:
             for source in self.sources:
@@ -216,7 +216,7 @@ def chip_distance(one: str, other: str) -> tuple[int, float]:
     return int(bool(first["mig"]) != bool(second["mig"])), octaves
 
 
-def _distance(one: Problem, other: Problem) -> float:
+def problem_distance(one: Problem, other: Problem) -> float:
     """Octaves between two problems of one spec, in the space of both lengths and batch times heads."""
 
     def place(each: Problem) -> Iterator[float]:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from flashtune.codegen.config import Config
 from flashtune.codegen.family import Family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import default_config
@@ -20,6 +21,7 @@ from .records import incumbent, known, starts
 from .report import Progress, Report
 from .sharing import deal, trial_seconds
 from .space import Space, make_space
+from .strategy import Strategy
 from .target import Target
 from .verdict import verdict
 from .worker import ProcessWorker, Unit, Worker
@@ -40,8 +42,13 @@ def measure_problems(
     progress: Callable[[Progress], None],
     clock: Callable[[], float] = time.monotonic,
     hire: Callable[[Unit], Worker] = ProcessWorker,
+    *,
+    chosen: Strategy | None = None,
+    first: Sequence[Config] = (),
 ) -> Report:
     """Tunes ``problems`` on ``units``, each of which is a ``gpu``; each problem on one of them.
+
+    ``chosen`` says what proposes configs; ``first`` are tried before all else, and are legal for each problem.
 
     Ends early, with what is known, on Ctrl-C, or when no device can have a worker any more.
     """
@@ -64,7 +71,9 @@ def measure_problems(
         costs = [trial_seconds(_fastest(each)) for each in spaces.values()]
         dealt = {problems[at]: post for post, hand in zip(posts, deal(costs, len(posts)), strict=True) for at in hand}
         for problem, post in dealt.items():
-            targets[problem] = _target(problem, gpu, store, post.unit, families(problem), spaces[problem], seed)
+            targets[problem] = _target(
+                problem, gpu, store, post.unit, families(problem), spaces[problem], seed, chosen, first
+            )
         lanes = [Lane(each, [targets[problem] for problem in problems if dealt[problem] is each]) for each in posts]
         with store.snapshot():  # a connection stays open: the last to close tidies SQLite's log up, at each row
             run.run(lanes)
@@ -100,7 +109,7 @@ def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], reject
     for space in spaces:
         rejected.update(space.rejected)
     limit = HOPELESS_FAMILY * _fastest(spaces)
-    return [space for space in spaces if space.family is families[0] or space.estimates[0].seconds <= limit]
+    return [space for space in spaces if space.estimates[0].seconds <= limit]
 
 
 def _fastest(spaces: Sequence[Space]) -> float:
@@ -116,13 +125,15 @@ def _target(
     families: Sequence[Family],
     spaces: Sequence[Space],
     seed: int,
+    chosen: Strategy | None,
+    first: Sequence[Config],
 ) -> Target:
     rows = {
         config: row
         for config, row in known(store, problem, gpu, unit=unit.uuid).items()
-        if any(config in space.rank for space in spaces)  # what was legal once may not be now
+        if config in first or any(config in space.rank for space in spaces)  # what was legal once may not be now
     }
     default = default_config(problem, gpu, families)
-    target = Target(problem, spaces, default, rows, starts(store, problem, gpu), seed)
+    target = Target(problem, spaces, default, rows, starts(store, problem, gpu), seed, chosen, first)
     target.previous = incumbent(store, problem, gpu)
     return target

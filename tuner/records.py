@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.lookup import find, source_digest
-from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, Measurement, new_id, now
+from flashtune.tuned_db.lookup import chip_distance, find, problem_distance, source_digest
+from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, Measurement, capability, new_id, now
+from flashtune.tuned_db.sources import Source, bundled
 from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.winners import best_first
 
 from .build import Built
 from .intervals import PairedRatio
@@ -20,8 +23,8 @@ from .trial import Evidence, Outcome
 
 SETTLED = ("ok", "wrong", "illegal_access", "timeout", "compile_error", "spills")
 """Statuses that another run would find again. The others, such as out of memory, are tried anew."""
-MAX_STARTS = 6
-"""Known winners that are tried first."""
+NEAR_PROBLEMS, NEAR_STARTS, MAX_STARTS = 8, 4, 6
+"""Near problems whose winners are looked at, how many different ones of these are tried first, and how many in all."""
 
 
 def measurement(
@@ -130,20 +133,59 @@ def known_builds(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, Built
 
 
 def starts(store: Store, problem: Problem, gpu: Gpu) -> list[Config]:
-    """Configs to try first besides the default: what attention() would use, then winners of near problems and chips."""
-    found = [find(problem, gpu, store_path=store.path).config]
-    own = store.winner(problem, gpu.key)
-    if own is not None:
-        found.append(own.config)
-    for other in store.problems(spec=problem.spec, gpu_key=gpu.key):
-        winner = store.winner(other, gpu.key)
-        if winner is not None:
-            found.append(winner.config)
-    for key in store.gpu_keys():
-        winner = store.winner(problem, key) if key != gpu.key else None
-        if winner is not None:
-            found.append(winner.config)
-    return list(dict.fromkeys(found))[:MAX_STARTS]
+    """Configs to try first besides the default, each at most once and legal here, at most `MAX_STARTS`, in this order:
+
+    1. what attention() would use now;
+    2. this problem's winner, which may be of an older source, and those of near problems on this GPU, nearest first;
+    3. the winners of this problem on other GPUs, the nearest of the same capability first.
+
+    Rows of ``store`` and those that ship count alike. A winner of another problem or GPU is changed where its family
+    knows that it must be (`Family.fitted`).
+    """
+    own = capability(gpu.key)
+    sources: list[Source] = [store, bundled(own)]
+    known = {each.key: each for source in sources for each in source.problems(spec=problem.spec, gpu_key=gpu.key)}
+    near = sorted(known.values(), key=lambda each: (problem_distance(problem, each), each.key))[:NEAR_PROBLEMS]
+    keys = {*store.gpu_keys(), *bundled(own).gpu_keys(capability=own)} - {gpu.key}
+    chips = sorted(keys, key=lambda key: (capability(key) != own, chip_distance(gpu.key, key), key))
+
+    def winners(places: Iterable[tuple[Problem, str]]) -> Iterator[Config]:
+        for (place, key), source in itertools.product(places, sources):
+            config = _winner(source, place, key)
+            if config is not None:
+                config = family(config.family).fitted(config, problem, gpu)
+                if unusable(config, problem, gpu) is None:
+                    yield config
+
+    found = dict.fromkeys([find(problem, gpu, store_path=store.path).config])
+    for most, places in (
+        (1 + NEAR_STARTS, [(each, gpu.key) for each in near]),
+        (MAX_STARTS, [(problem, key) for key in chips]),
+    ):
+        for config in winners(places):
+            if len(found) < most:
+                found[config] = None
+    return list(found)
+
+
+def unusable(config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    """Why ``config`` can't serve ``problem`` on ``gpu``, or None."""
+    kind = family(config.family)
+    return (
+        kind.unsupported(problem.spec, gpu)
+        or kind.illegal(config, problem.spec, gpu)
+        or kind.unfit(config, problem, gpu)
+    )
+
+
+def _winner(source: Source, problem: Problem, gpu_key: str) -> Config | None:
+    """The winner for ``problem`` among the rows of ``source``, of whatever source text: it is measured anew."""
+    barred = source.rejected(problem.spec)
+    ranked = best_first(
+        lambda stage: source.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage=stage), barred
+    )
+    best = next(ranked, None)
+    return best.config if best else None
 
 
 def incumbent(store: Store, problem: Problem, gpu: Gpu) -> Config | None:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
+from flashtune.codegen.config import Config
 from flashtune.codegen.device import missing_device, unit_uuid, visible_gpus
 from flashtune.codegen.family import Family, family, supporting
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import shown
-from flashtune.errors import InvalidInput, InvalidType, NoGpu, UnsupportedProblem
+from flashtune.errors import IllegalConfig, InvalidInput, InvalidType, NoGpu, UnsupportedProblem
 from flashtune.settings import database_path
 from flashtune.tuned_db.store import Store
 
@@ -20,7 +21,9 @@ from .budget import Budget, parse_budget
 from .build import ProcessBuilder, cores
 from .measured import measure_problems
 from .predicted import predict_problems
+from .records import unusable
 from .report import Progress, Report
+from .strategy import DEFAULT_SAMPLER, strategy
 from .unit import CudaUnit
 
 Mode = Literal["auto", "measure", "predict"]
@@ -37,6 +40,8 @@ def tune(
     budget: Budget | str = DEFAULT_BUDGET,
     seed: int = 0,
     families: Collection[str] | None = None,
+    sampler: str = DEFAULT_SAMPLER,
+    first: Sequence[Config] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Searches configs for ``problems`` and stores all that is found out; running it again goes on where it ended.
@@ -45,7 +50,9 @@ def tune(
     are checked and timed. Without it, mode ``auto`` compiles the most promising configs for it and stores predictions,
     which are never called measured; mode ``measure`` raises :class:`NoGpu`. ``predict`` never measures.
     All devices that are that GPU measure, each its own share of the problems; ``devices`` names the CUDA devices that
-    may. ``budget`` is shared by the problems. ``families`` limits the search to these kernel families.
+    may. ``budget`` is shared by the problems. ``families`` limits the search to these kernel families. ``sampler``
+    proposes what is measured (see :func:`.strategy.strategy`); ``first`` are measured before that and must be legal for
+    each problem. A prediction ranks all configs and compiles the best: it uses neither.
 
     Ctrl-C ends the run early with what is known; every result was stored when it was found. Bad input raises before
     the database is touched.
@@ -60,6 +67,8 @@ def tune(
     target, units, reason = locate(gpu, mode, devices)
     wanted = list(dict.fromkeys(problems))
     _check(wanted, target, families)
+    chosen = strategy(sampler)
+    _check_first(first, wanted, target, families)
     with Store.open(database_path() if database is None else database) as store:
         report = progress or (lambda _: None)
 
@@ -74,7 +83,9 @@ def tune(
                 builder.close()
         builder = ProcessBuilder(target.arch, max(1, cores() - len(units)))
         try:
-            return measure_problems(wanted, target, store, units, builder, limit, seed, served_by, report)
+            return measure_problems(
+                wanted, target, store, units, builder, limit, seed, served_by, report, chosen=chosen, first=first
+            )
         finally:
             builder.close()
 
@@ -156,6 +167,19 @@ def _check(problems: Sequence[Problem], gpu: Gpu, names: Collection[str] | None)
         if each.out_dtype:
             raise InvalidInput(f"{each}: out_dtype={each.out_dtype} is for references and is not tuned")
         eligible(each, gpu, names)
+
+
+def _check_first(first: Sequence[Config], problems: Sequence[Problem], gpu: Gpu, names: Collection[str] | None) -> None:
+    if isinstance(first, str) or not isinstance(first, Sequence):
+        raise InvalidType(f"first={shown(first)} must be a list of configs")
+    for config in first:
+        if not isinstance(config, Config):
+            raise InvalidType(f"first: {shown(config)} is not a config such as flashtune.plan(problem).config")
+        if names is not None and config.family not in names:
+            raise InvalidInput(f"first: {config} is of another family than families={shown(sorted(names))}")
+        for problem in problems:
+            if reason := unusable(config, problem, gpu):
+                raise IllegalConfig(f"first: {config} for {problem} on {gpu}: {reason}")
 
 
 def eligible(problem: Problem, gpu: Gpu, names: Collection[str] | None) -> list[Family]:

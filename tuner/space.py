@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
+from optuna.distributions import BaseDistribution, IntDistribution
 
 from flashtune.codegen.config import Config, Parameter
 from flashtune.codegen.family import Family
@@ -56,7 +57,7 @@ class Space:
         return {tuple(self.point(config).values()): config for config in self.configs}
 
     @cached_property
-    def _grid(self) -> npt.NDArray[np.float64]:
+    def grid(self) -> npt.NDArray[np.float64]:
         """Indices of all configs, each axis scaled to 0..1."""
         points = [list(self.point(config).values()) for config in self.configs]
         scale = [len(each.choices) - 1 for each in self.parameters]
@@ -65,16 +66,18 @@ class Space:
 
     def nearest(self, point: Mapping[str, float], closed: Collection[Config]) -> Config | None:
         """The config outside ``closed`` that is nearest to ``point``; ties go to the better rank. None if all are."""
-        open_ranks = [rank for rank, config in enumerate(self.configs) if config not in closed]
-        if not open_ranks:
-            return None
         wanted = np.array([point[self.name(each)] / (len(each.choices) - 1) for each in self.parameters])
-        distance = np.abs(self._grid[open_ranks] - wanted).sum(axis=1)
-        return self.configs[open_ranks[int(np.argmin(distance))]]
+        order = np.argsort(np.abs(self.grid - wanted).sum(axis=1), kind="stable")
+        return next((self.configs[rank] for rank in order if self.configs[rank] not in closed), None)
 
     def best_open(self, closed: Collection[Config]) -> Config | None:
         """The best-ranked config outside ``closed``."""
         return next((config for config in self.configs if config not in closed), None)
+
+
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    """One integer range per parameter: the index into its choices, which keeps their order."""
+    return {space.name(each): IntDistribution(0, len(each.choices) - 1) for each in space.parameters}
 
 
 def make_space(problem: Problem, gpu: Gpu, family: Family) -> Space:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 
 import optuna
@@ -11,11 +10,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from flashtune.codegen.config import Config
 
-from .sampler import FeasibleSampler, distributions
-from .space import Space
-
-STARTUP = 12
-"""Trials in the model's order before the sampler proposes."""
+from .sampler import FeasibleSampler
+from .space import Space, distributions
+from .strategy import DEFAULT_SAMPLER, Strategy, quiet, strategy
 
 
 class Search:
@@ -23,16 +20,19 @@ class Search:
 
     ``known`` maps configs that were tried before to their median seconds, or None where the trial failed; they steer
     the search and are not asked again. ``first`` are asked before anything else: the default, then known winners.
+    ``chosen`` says what proposes the rest.
     """
 
     def __init__(
-        self, space: Space, *, seed: int = 0, known: Mapping[Config, float | None] | None = None,
-        first: Iterable[Config] = (),
+        self, space: Space, chosen: Strategy | None = None, *, seed: int = 0,
+        known: Mapping[Config, float | None] | None = None, first: Iterable[Config] = (),
     ) -> None:  # fmt: skip
         self.space = space
-        self.closed: set[object] = set()
+        self.closed: set[Config] = set()
         self._running: dict[Config, Trial] = {}
-        self._study = _make_study(space, self.closed, seed)
+        with quiet():
+            sampler = FeasibleSampler(space, chosen or strategy(DEFAULT_SAMPLER), self.closed, seed)
+            self._study = optuna.create_study(sampler=sampler)
         earlier = {config: seconds for config, seconds in (known or {}).items() if config in space.rank}
         self._study.add_trials([self._finished(config, seconds) for config, seconds in earlier.items()])
         self.closed.update(earlier)
@@ -47,18 +47,31 @@ class Search:
         """The next config to try, or None when there is none left."""
         if not self.open:
             return None
+        self._first = [each for each in self._first if each not in self.closed]
         if self._first:
             self._study.enqueue_trial(self.space.point(self._first.pop(0)))
+        return self._asked()
+
+    def take(self, config: Config) -> None:
+        """As if ``config`` had been asked for, which may lie outside the space."""
+        if config in self.space.rank and config not in self.closed:
+            self._study.enqueue_trial(self.space.point(config))
+            self._asked()
+
+    def _asked(self) -> Config:
         ranges = distributions(self.space)
-        trial = self._study.ask(fixed_distributions=ranges)
+        with quiet():
+            trial = self._study.ask(fixed_distributions=ranges)
         config = self.space.at({name: trial.params[name] for name in ranges})
         self.closed.add(config)
         self._running[config] = trial
         return config
 
     def tell(self, config: Config, seconds: float | None) -> None:
-        """The result of a config that was asked for; None if it failed."""
-        trial = self._running.pop(config)
+        """The result of a config that was asked for or taken; None if it failed."""
+        trial = self._running.pop(config, None)
+        if trial is None:  # from outside the space
+            return
         if seconds is None:
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
@@ -76,15 +89,3 @@ class Search:
 def objective(seconds: float) -> float:
     """Logarithm of milliseconds: noise and differences are ratios."""
     return math.log(seconds * 1e3)
-
-
-def _make_study(space: Space, closed: set[object], seed: int) -> optuna.Study:
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # no line for each study that lives in memory
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            inner = optuna.samplers.TPESampler(multivariate=True, group=True, seed=seed, n_startup_trials=STARTUP)
-        return optuna.create_study(sampler=FeasibleSampler(space, inner, closed, seed))
-    finally:
-        optuna.logging.set_verbosity(level)

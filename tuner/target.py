@@ -10,6 +10,7 @@ from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.records import Measurement
 
 from .space import Space
+from .strategy import Strategy
 from .study import Search
 
 FINALISTS = 8
@@ -17,6 +18,9 @@ FINALISTS = 8
 the clock that the power limit leaves at the time (1605 to 1980 MHz on an H200); finals are interleaved."""
 LOSING_FAMILY, FAMILY_TRIALS = 2.0, 4
 """A family whose best measured time is so much above another's after so many trials is not searched further."""
+FAMILY_SHARPNESS, FAMILY_FLOOR = 8, 0.1
+"""A family's share of the trials falls with this power of its best time over the best of all, and no lower than this
+part: at 1.1 of the time it gets half as many trials as the best, from 1.3 on the floor."""
 
 
 class Target:
@@ -30,7 +34,11 @@ class Target:
         rows: dict[Config, Measurement],
         first: Sequence[Config],
         seed: int,
+        chosen: Strategy | None = None,
+        given: Sequence[Config] = (),
     ) -> None:
+        """``first``: tried before others, behind the default. ``given``: by the user, and tried before that, whether
+        they are in ``spaces`` or not."""
         self.problem = problem
         self.default = default
         self.rows = rows
@@ -50,10 +58,14 @@ class Target:
         for config, row in rows.items():
             if row.status == "ok" and row.median_us:
                 self.seconds[config] = row.median_us / 1e6
+        self._walks = chosen is not None and chosen.make is None
+        self._given = [each for each in dict.fromkeys(given) if each not in rows]
         self._trials: Counter[str] = Counter()
+        self._predicted = {space.family.name: space.estimates[0].seconds for space in spaces}
         self._searches = {
             space.family.name: Search(
                 space,
+                chosen,
                 seed=seed,
                 known={config: self.seconds.get(config) for config in rows},
                 first=[each for each in (default, *first) if each.family == space.family.name],
@@ -76,13 +88,24 @@ class Target:
         self.asked = self.tried
 
     def ask(self) -> Config | None:
-        """The next config, from the open family with the fewest trials; None when there is nothing left to try."""
-        for name in sorted(self._searches, key=lambda each: self._trials[each]):
-            if not self._losing(name) and (config := self._searches[name].ask()) is not None:
-                self._trials[name] += 1
-                self.asked += 1
+        """The next config: the user's, then of the open family that is farthest below its share. None: none is left."""
+        config = self._given.pop(0) if self._given else None
+        if config is None:
+            config = self._of_a_family()
+        elif config.family in self._searches:
+            self._searches[config.family].take(config)
+        if config is None:
+            self.exhausted = True
+            return None
+        self._trials[config.family] += 1
+        self.asked += 1
+        return config
+
+    def _of_a_family(self) -> Config | None:
+        weights = self._weights()
+        for name in sorted(weights, key=lambda each: (self._trials[each] + 1) / weights[each]):
+            if (config := self._searches[name].ask()) is not None:
                 return config
-        self.exhausted = True
         return None
 
     def tell(self, config: Config, row: Measurement, seconds: float | None) -> None:
@@ -90,7 +113,8 @@ class Target:
         self.tried += 1
         if seconds is not None:
             self.seconds[config] = seconds
-        self._searches[config.family].tell(config, seconds)
+        if config.family in self._searches:
+            self._searches[config.family].tell(config, seconds)
 
     def finalists(self) -> list[Config]:
         """The default and the previous winner, if they are correct, and the fastest others."""
@@ -99,8 +123,24 @@ class Target:
         asked = [each for each in (self.default, self.previous) if each is not None and each in self.seconds]
         return list(dict.fromkeys([*asked, *others]))
 
+    def _weights(self) -> dict[str, float]:
+        """How trials are shared, by family: by best measured times, or predicted ones until all have been measured.
+
+        A family that is losing has no weight and is left out.
+        """
+        measured = {name: self._best_of(name) for name in self._searches if not self._losing(name)}
+        times = {name: seconds or self._predicted[name] for name, seconds in measured.items()}
+        if None in measured.values():
+            times = {name: self._predicted[name] for name in measured}
+        best = min(times.values(), default=0.0)
+        return {name: max(FAMILY_FLOOR, (best / seconds) ** FAMILY_SHARPNESS) for name, seconds in times.items()}
+
+    def _best_of(self, name: str) -> float | None:
+        return min((seconds for config, seconds in self.seconds.items() if config.family == name), default=None)
+
     def _losing(self, name: str) -> bool:
-        own = min((seconds for config, seconds in self.seconds.items() if config.family == name), default=None)
-        if self._trials[name] < FAMILY_TRIALS or self.best is None:
+        if self._walks or self._trials[name] < FAMILY_TRIALS:
             return False
-        return own is None or own > LOSING_FAMILY * self.best
+        best = min((seconds for each in self._searches if (seconds := self._best_of(each))), default=None)
+        own = self._best_of(name)
+        return best is not None and (own is None or own > LOSING_FAMILY * best)

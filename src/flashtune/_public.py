@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flashtune.codegen.compile import Compiled
+    from flashtune.codegen.config import Config
     from flashtune.tuned_db.lookup import Choice
     from flashtune.tuner.budget import Budget
     from flashtune.tuner.report import Progress, Report
@@ -89,6 +90,8 @@ def tune(
     budget: Budget | str = "120s",
     seed: int = 0,
     families: Collection[str] | None = None,
+    sampler: str = "residual",
+    first: Sequence[Config] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Searches configs for ``problems`` and stores what is found; ``attention()`` uses the winners at once.
@@ -104,10 +107,16 @@ def tune(
         budget: A time such as ``"10m"``, a count of trials such as ``"200"``, or one of ``"quick"``, ``"normal"`` and
             ``"full"``; shared by the problems.
         families: Search only these kernel families.
+        sampler: What proposes the configs that are measured: ``"residual"`` learns what the time model is off by;
+            ``"tpe"`` is Optuna's, ``"random"`` knows no model, ``"exhaustive"`` takes all in the model's order, and
+            ``"optuna:<class>"`` is a class of ``optuna.samplers``. A prediction needs none.
+        first: Configs that are measured before any other, such as ``[flashtune.plan(problem).config]``; each must be
+            legal for each problem.
         progress: Called with each step.
 
     Raises:
-        InvalidInput, InvalidType, UnsupportedProblem, UnknownGpu, NoGpu, StoreError: before anything is changed.
+        InvalidInput, InvalidType, IllegalConfig, UnsupportedProblem, UnknownGpu, NoGpu, StoreError: before anything is
+            changed.
 
     Example:
         >>> import flashtune
@@ -139,6 +148,8 @@ def tune(
             budget=budget,
             seed=seed,
             families=families,
+            sampler=sampler,
+            first=first,
             progress=progress,
         )
     finally:

@@ -92,6 +92,15 @@ def main() -> None:
 )
 @devices_option
 @click.option("--family", "families", multiple=True, help="Search only this kernel family. May be repeated.")
+@click.option(
+    "--sampler",
+    default="residual",
+    show_default=True,
+    metavar="NAME",
+    help="What proposes the configs that are measured: residual learns what the time model is off by; tpe is Optuna's; "
+    "random knows no model; exhaustive takes all in the model's order; optuna:NAME is a class of optuna.samplers. "
+    "A prediction needs none.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the search.")
 @new_database_option
 @click.option(
@@ -114,6 +123,7 @@ def tune(
     mode: str,
     devices: list[int] | None,
     families: tuple[str, ...],
+    sampler: str,
     seed: int,
     database: Path | None,
     share: bool,
@@ -134,6 +144,8 @@ def tune(
       flashtune tune --problems mine.json --effort full --json > report.json
       flashtune tune --captured                        what attention() was asked for with FLASHTUNE_CAPTURE=1
       flashtune tune --gpu h100 --mode measure         fails where there is no H100
+      flashtune tune --sampler exhaustive --budget 8h  all configs in the order of the model, or until the time is up
+      flashtune tune --sampler optuna:NSGAIISampler    another of Optuna's own samplers
       flashtune tune --devices 2,3 --preset grid       on these two GPUs, which must be of one model
     """
     from ._cli_tune import run_tune
@@ -145,6 +157,7 @@ def tune(
         mode=mode,
         devices=devices,
         families=families or None,
+        sampler=sampler,
         seed=seed,
         database=database,
         share=share,

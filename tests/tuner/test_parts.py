@@ -25,8 +25,8 @@ from flashtune.tuner.inputs import random_values
 from flashtune.tuner.intervals import paired_ratio, ratios_to
 from flashtune.tuner.presets import preset
 from flashtune.tuner.sample import samples
-from flashtune.tuner.sampler import EXHAUSTIVE
 from flashtune.tuner.space import Space, make_space
+from flashtune.tuner.strategy import EXHAUSTIVE
 from flashtune.tuner.study import Search
 from flashtune.tuner.timing import rotated, summarise
 

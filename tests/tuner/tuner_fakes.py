@@ -21,6 +21,7 @@ from flashtune.tuner.build import Built
 from flashtune.tuner.measured import measure_problems
 from flashtune.tuner.readings import Readings
 from flashtune.tuner.report import Progress, Report
+from flashtune.tuner.strategy import DEFAULT_SAMPLER, strategy
 from flashtune.tuner.timing import Timing
 from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
 from flashtune.tuner.worker import Lost, Ready, Request, answer
@@ -172,6 +173,8 @@ def run(
     builder: FakeBuilder | None = None,
     seed: int = 0,
     progress: Callable[[Progress], None] = lambda progress: None,
+    sampler: str = DEFAULT_SAMPLER,
+    first: Sequence[Config] = (),
 ) -> Report:
     """A measured run of ``trials`` trials into the database at ``path``."""
     with Store.open(path) as store:
@@ -186,4 +189,6 @@ def run(
             only_sm80,
             progress,
             hire=LocalWorker,
+            chosen=strategy(sampler),
+            first=first,
         )
