@@ -149,6 +149,8 @@ def spaces(sweep: Sweep, model: str, seed: int) -> list[Space]:
 def replay(sweep: Sweep, within: Sequence[Space], sampler: str, seed: int, trials: int) -> list[float]:
     """Regret after each of ``trials`` configs; infinite while none was correct."""
     default = default_config(sweep.problem, GPU)
+    if default not in sweep.rows:  # then one from which no search gains much
+        default = within[0].configs[-1]
     target = Target(sweep.problem, within, default, {}, [], seed, replace(strategy(sampler), walked=0))
     ahead = AHEAD * trials // TRIALS
     out: deque[Config] = deque()

@@ -82,12 +82,13 @@ def write_bundled(measurements: Iterable[Measurement], path: Path) -> str:
             barred[each.problem.spec].add(each.variant)
     kept: dict[str, Measurement] = {}
     for rows in groups.values():
-        ranking = rank(rows, barred[rows[0].problem.spec])
+        out = barred[rows[0].problem.spec]
+        ranking = rank(rows, out)
         wanted = [*ranking[: 1 + RUNNERS_UP], *([fastest(ranking)] if ranking else [])]
         for ranked in wanted:
             for row in ranked.rows:
                 kept[row.id] = row
-                kept.update({each.id: each for each in rows if _is_baseline(each, row)})
+                kept.update({each.id: each for each in rows if each.variant not in out and _is_baseline(each, row)})
     return write_export(kept.values(), path, origin="bundled")
 
 

@@ -94,15 +94,18 @@ class _Search:
         )
 
     def here(self) -> Choice | None:
-        """Levels 1 and 2."""
+        """Levels 1 and 2. What won a final comes first: a run that ended before its own must not hide another's."""
+        exact: list[tuple[Source, Ranked]] = []
         fallen_back: Choice | None = None
         for source in self.sources:
             current, older = self._best(source, self.problem, self.gpu.key)
-            if current:
+            if current and current.measurement.stage == "final":
                 return self._choice("exact", source, current)
+            if current:
+                exact.append((source, current))
             if older and not fallen_back:
                 fallen_back = self._choice("older_source", source, older)
-        return fallen_back
+        return self._choice("exact", *exact[0]) if exact else fallen_back
 
     def near(self, level: Level, gpu_key: str) -> Choice | None:
         """Level 3: the winner of the nearest problem on a device model that the model predicts to be no loss here."""

@@ -98,6 +98,14 @@ class Ranked:
 
 def rank(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:
     """Variants of one problem and one GPU, best first; see the policy above. ``barred`` adds to rule 1."""
+    stages: dict[str, list[Ranked]] = {stage: [] for stage in BEST_FIRST}
+    for each in variants(measurements, barred):
+        stages[each.measurement.stage].append(each)
+    return [each for stage in stages.values() for each in _ordered(stage)]
+
+
+def variants(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:
+    """Rules 1 and 2 alone: what may be used, in no order, those slower than the default included."""
     rows: dict[Variant, list[Measurement]] = defaultdict(list)
     out = set(barred)
     for each in measurements:
@@ -105,12 +113,7 @@ def rank(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) 
             out.add(each.variant)
         elif each.status == "ok":
             rows[each.variant].append(each)
-    stages: dict[str, list[Ranked]] = {stage: [] for stage in BEST_FIRST}
-    for variant, found in rows.items():
-        if variant not in out:
-            ranked = _ranked(found)
-            stages[ranked.rows[0].stage].append(ranked)
-    return [each for stage in stages.values() for each in _ordered(stage)]
+    return [_ranked(found) for variant, found in rows.items() if variant not in out]
 
 
 def fastest(ranked: Sequence[Ranked]) -> Ranked:
@@ -158,9 +161,16 @@ def _ranked(rows: list[Measurement]) -> Ranked:
         tuple(kept),
         _median(each.ratio for each in kept),
         statistics.median(times),
-        _median(each.ratio_low for each in kept),
-        _median(each.ratio_high for each in kept),
+        *_interval(kept),
     )
+
+
+def _interval(rows: Sequence[Measurement]) -> tuple[float | None, float | None]:
+    """Medians of both ends, where a row without an interval is as narrow as its ratio; None where none has one."""
+    if all(each.ratio_low is None for each in rows):
+        return None, None
+    ends = [(each.ratio, each.ratio) if each.ratio_low is None else (each.ratio_low, each.ratio_high) for each in rows]
+    return _median(low for low, _ in ends), _median(high for _, high in ends)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

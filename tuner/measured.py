@@ -128,12 +128,12 @@ def _target(
     chosen: Strategy | None,
     first: Sequence[Config],
 ) -> Target:
+    # Of all families, whichever are searched: ratios to another default would mean something else.
+    default, previous = default_config(problem, gpu), incumbent(store, problem, gpu)
     rows = {
         config: row
         for config, row in known(store, problem, gpu, unit=unit.uuid).items()
-        if config in first or any(config in space.rank for space in spaces)  # what was legal once may not be now
+        # What was legal once may not be now.
+        if config in (*first, default, previous) or any(config in space.rank for space in spaces)
     }
-    default = default_config(problem, gpu, families)
-    target = Target(problem, spaces, default, rows, starts(store, problem, gpu), seed, chosen, first)
-    target.previous = incumbent(store, problem, gpu)
-    return target
+    return Target(problem, spaces, default, rows, starts(store, problem, gpu), seed, chosen, first, previous)

@@ -45,6 +45,7 @@ class _Group:
 
     def __init__(self, problems: Sequence[Problem], gpu: Gpu, families: Sequence[Family]) -> None:
         self.problems = problems
+        self.families = {each.name for each in families}
         self.defaults = {problem: default_config(problem, gpu, families) for problem in problems}
         self.rejected: Counter[str] = Counter()
         self.built: dict[Config, Built] = {}
@@ -159,7 +160,9 @@ def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Bu
     earlier = {
         config: built
         for config, built in known_builds(store, problem, gpu).items()
-        if config not in group.built and judge_resources(problem, config, gpu, built) is None
+        if config.family in group.families
+        and config not in group.built
+        and judge_resources(problem, config, gpu, built) is None
     }
     usable = {**earlier, **usable}
     wary = gpu.capability != FITTED_CAPABILITY

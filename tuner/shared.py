@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput
 from flashtune.tuned_db.lookup import source_digest
-from flashtune.tuned_db.records import STAGES, Measurement
 from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.winners import variants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,8 @@ def shared_config(store: Store, problems: Sequence[Problem], gpu: Gpu, *, measur
 
     Known is what was measured with the source of today, or without ``measured`` what was predicted.
     """
-    times = {each: _measured(store, each, gpu) if measured else _predicted(store, each, gpu) for each in problems}
+    known = _measured if measured else _predicted
+    times = {each: known(store, each, gpu) for each in problems}
     return choose(times)
 
 
@@ -73,18 +73,23 @@ def choose(times: Mapping[Problem, Mapping[Config, float]]) -> Shared | None:
 
 
 def _measured(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, float]:
-    """Microseconds of each correct config, at the best stage it was measured at."""
-    barred = store.rejected(problem.spec)
-    rows: dict[Config, list[Measurement]] = defaultdict(list)
-    for each in store.measurements(problem=problem, gpu_key=gpu.key, status="ok"):
-        if each.variant not in barred and each.source_digest == source_digest(problem.spec, each.config):
-            rows[each.config].append(each)
-    return {config: _median(found) for config, found in rows.items()}
+    """Time of each correct config relative to the default: of finals, else as single measurements say.
 
-
-def _median(rows: Sequence[Measurement]) -> float:
-    stage = max((each.stage for each in rows), key=STAGES.index)
-    return statistics.median(each.median_us or math.inf for each in rows if each.stage == stage)
+    Microseconds of different sessions don't compare. Where the default was not measured they are all there is.
+    """
+    rows = [
+        each
+        for each in store.measurements(problem=problem, gpu_key=gpu.key, status="ok")
+        if each.source_digest == source_digest(problem.spec, each.config)
+    ]
+    default = default_config(problem, gpu)
+    single = [each.median_us for each in rows if each.config == default and each.stage == "measure" and each.median_us]
+    found = variants(rows, store.rejected(problem.spec))
+    ratios = {each.config: each.ratio for each in found if each.ratio is not None}
+    if single or not ratios:
+        unit = statistics.median(single) if single else 1.0
+        ratios |= {each.config: each.median_us / unit for each in found if each.ratio is None}
+    return ratios
 
 
 def _predicted(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, float]:

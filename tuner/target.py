@@ -36,15 +36,15 @@ class Target:
         seed: int,
         chosen: Strategy | None = None,
         given: Sequence[Config] = (),
+        previous: Config | None = None,
     ) -> None:
-        """``first``: tried before others, behind the default. ``given``: by the user, and tried before that, whether
-        they are in ``spaces`` or not."""
+        """``given``: by the user, tried before all others; then ``default`` and ``previous``, which won before this run
+        and takes part in the final. These may lie outside of ``spaces``. ``first``: tried before what is searched."""
         self.problem = problem
         self.default = default
         self.rows = rows
         self.known = len(rows)
-        self.previous: Config | None = None
-        """What won before this run; it takes part in the final."""
+        self.previous = previous
         self.asked = 0
         self.tried = 0
         self.skipped = ""
@@ -59,7 +59,8 @@ class Target:
             if row.status == "ok" and row.median_us:
                 self.seconds[config] = row.median_us / 1e6
         self._walks = chosen is not None and chosen.make is None
-        self._given = [each for each in dict.fromkeys(given) if each not in rows]
+        compared = [default] if previous is None else [default, previous]
+        self._given = [each for each in dict.fromkeys([*given, *compared]) if each not in rows]
         self._trials: Counter[str] = Counter()
         self._predicted = {space.family.name: space.estimates[0].seconds for space in spaces}
         self._searches = {
@@ -68,7 +69,7 @@ class Target:
                 chosen,
                 seed=seed,
                 known={config: self.seconds.get(config) for config in rows},
-                first=[each for each in (default, *first) if each.family == space.family.name],
+                first=[each for each in first if each.family == space.family.name],
             )
             for space in spaces
         }
@@ -117,7 +118,12 @@ class Target:
             self._searches[config.family].tell(config, seconds)
 
     def finalists(self) -> list[Config]:
-        """The default and the previous winner, if they are correct, and the fastest others."""
+        """The default and the previous winner, if they are correct, and the fastest others.
+
+        None before the previous winner was tried: a final without it would put another in its place.
+        """
+        if self.previous is not None and self.previous not in self.rows:
+            return []
         order = sorted(self.seconds, key=lambda config: (self.seconds[config], config.family, config.key))
         others = [config for config in order if config != self.default][:FINALISTS]
         asked = [each for each in (self.default, self.previous) if each is not None and each in self.seconds]

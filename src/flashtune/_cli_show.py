@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ PACKAGES = ("numpy", "jinja2", "optuna", "sqlalchemy", "alembic", "cupy-cuda13x"
 
 def show_list(gpu_name: str | None, database: Path | None) -> None:
     from .codegen.gpu import gpu_by_alias
+    from .tuned_db.lookup import source_digest
     from .tuned_db.store import Store
 
     wanted = gpu_by_alias(gpu_name).key if gpu_name is not None else None
@@ -37,13 +39,15 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
         measured = table("GPU", "problem", "best config", "time", "vs default", "stage", "date", title="Measured")
         for key in keys:
             for problem in store.problems(gpu_key=key):
-                best = store.winner(problem, key)
+                current = store.winner(problem, key, partial(source_digest, problem.spec))
+                best = current or store.winner(problem, key)
                 if best is None:
                     continue
                 row = best.measurement
+                stage = row.stage if current else f"{row.stage}, older source"
                 ratio = "-" if best.ratio is None else f"{best.ratio:.3f}"
                 time = milliseconds(best.median_us / 1e6)
-                cells = (row.gpu_name, str(problem), config_text(best.config), time, ratio, row.stage, row.created[:10])
+                cells = (row.gpu_name, str(problem), config_text(best.config), time, ratio, stage, row.created[:10])
                 measured.add_row(*(Text(cell) for cell in cells))
         predicted = table("GPU", "problem", "best config", "predicted", "date", title="Predicted, not measured")
         for each in store.predictions(gpu_key=wanted):

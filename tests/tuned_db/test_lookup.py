@@ -249,6 +249,16 @@ def test_rows_of_the_user_win_over_those_that_ship(
     assert (look().origin, look().measurement) == ("user", mine)
 
 
+def test_a_final_that_ships_comes_before_a_run_of_the_users_that_had_none(
+    look: Make, store: Store, measurement: Make, pair: Make, ship: Make
+) -> None:
+    """A run that was stopped after its first config must not put that in the place of what ships."""
+    shipped = measurement(stage="final")
+    ship(shipped)
+    store.record(measurement(config=pair(block=16, stages=1), stage="measure", median_us=1.0))
+    assert (look().origin, look().measurement) == ("bundled", shipped)
+
+
 def test_what_ships_lends_to_other_chips(look: Make, measurement: Make, ship: Make, path: Path) -> None:
     ship(measurement())
     assert look(gpu=H100).evidence.startswith("borrowed from h200")

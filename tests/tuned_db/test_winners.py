@@ -146,3 +146,20 @@ def test_comparing_sources_renders_each_config_once_and_stops_somewhere(tried: M
     assert older is not None
     assert len(rendered) == 3
     assert with_source(rank([*rows, tried(64, source_digest="f" * 64)]), digest, most=1)[0] is None
+
+
+def test_a_row_without_an_interval_is_as_narrow_as_its_ratio(tried: Make) -> None:
+    """So an old final that was slower than the default is not hidden behind a newer one's interval."""
+    default = tried(64, stage="final", median_us=100.0, baseline_us=100.0)
+    old = tried(32, stage="final", median_us=130.0, baseline_us=100.0)
+    new = tried(
+        32,
+        stage="final",
+        median_us=95.0,
+        baseline_us=100.0,
+        paired_ratio=0.95,
+        ratio_low=0.94,
+        ratio_high=0.96,
+        rounds=9,
+    )
+    assert blocks(rank([default, old, new])) == [64]

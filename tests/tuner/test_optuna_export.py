@@ -41,7 +41,7 @@ def exported(measured: Path) -> dict[str, optuna.Study]:
 
 
 def test_there_is_a_study_per_problem_gpu_and_family(exported: dict[str, optuna.Study]) -> None:
-    assert set(exported) == {f"{each} on h100-sxm by sm80_fwd" for each in (problem(), problem(2048, causal=True))}
+    assert set(exported) == {f"{each} on {GPU.name} by sm80_fwd" for each in (problem(), problem(2048, causal=True))}
 
 
 def test_each_measurement_is_a_trial_with_its_time_and_config(
@@ -50,7 +50,7 @@ def test_each_measurement_is_a_trial_with_its_time_and_config(
     with Store.open(measured, readonly=True) as store:
         for each in (problem(), problem(2048, causal=True)):
             rows = store.measurements(problem=each, gpu_key=GPU.key)
-            study = exported[f"{each} on h100-sxm by sm80_fwd"]
+            study = exported[f"{each} on {GPU.name} by sm80_fwd"]
             assert len(study.trials) == len(rows)
             assert study.best_value == min(row.median_us for row in rows if row.median_us) / 1e3
             for trial, row in zip(study.trials, rows, strict=True):
@@ -98,7 +98,7 @@ def test_an_export_that_ends_early_leaves_nothing(measured: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["new.db", "--gpu", "a100"], 1, "Error: nothing was measured yet in"),
+        (["new.db", "--gpu", "h100"], 1, "Error: nothing was measured yet in"),
         (["new.db", "--gpu", "h1000"], 1, "h1000"),
         (["missing/new.db"], 1, "the folder missing does not exist"),
         ([], 2, "Missing argument 'FILE'"),
@@ -122,7 +122,7 @@ def test_the_command_says_what_it_wrote_and_how_to_look_at_it(
 ) -> None:
     monkeypatch.setenv("FLASHTUNE_DB", str(measured))
     path = tmp_path / "studies.db"
-    done = CliRunner().invoke(main, ["export-optuna", str(path), "--gpu", "h100"])
+    done = CliRunner().invoke(main, ["export-optuna", str(path), "--gpu", GPU.name])
     assert done.exit_code == 0, done.output
     assert f"2 studies with {trials(measured)} trials written to {path}" in done.stdout
     assert f"optuna-dashboard sqlite:///{path}" in done.stdout

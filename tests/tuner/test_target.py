@@ -151,3 +151,21 @@ def test_hopeless_families_are_not_searched_the_first_neither(asked: Problem) ->
 def test_the_only_family_is_searched_whatever_it_is_predicted_to_take() -> None:
     (space,) = search_spaces(decoding(262144), H200, [family("sm90_fwd")], Counter())
     assert space.family.name == "sm90_fwd"
+
+
+def test_default_and_previous_winner_are_tried_first_whichever_families_are_searched() -> None:
+    previous = SPACES[0].configs[5]
+    target = Target(PROBLEM, SPACES[1:], DEFAULT, {}, [], 0, previous=previous)
+    assert [target.ask(), target.ask()] == [DEFAULT, previous]
+    assert {each.family for each in (target.ask(), target.ask()) if each} == {"sm80_fwd"}
+
+
+def test_there_is_no_final_before_the_previous_winner_was_tried() -> None:
+    previous = SPACES[0].configs[5]
+    target = Target(PROBLEM, SPACES, DEFAULT, {}, [], 0, previous=previous)
+    target.ask()
+    target.tell(DEFAULT, ROW, 1e-3)
+    assert target.finalists() == []
+    target.ask()
+    target.tell(previous, ROW, None)  # it does not work here any more
+    assert target.finalists() == [DEFAULT]

@@ -26,7 +26,7 @@ from flashtune.tuner.timing import Timing
 from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
 from flashtune.tuner.worker import Lost, Ready, Request, answer
 
-GPU = gpu_by_alias("h100")
+GPU = gpu_by_alias("a100")
 READINGS = Readings(clock_mhz=1980.0, power_w=612.5, temperature_c=61.0, throttle="power_cap", contended=False)
 FAMILY = family("sm80_fwd")
 
