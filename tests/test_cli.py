@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 import flashtune
 from flashtune.cli import main
+from flashtune.codegen.gpu import gpu_by_alias
 
 PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
 COMMANDS = ["emulate", "explain", "export-optuna", "info", "list", "noise", "source", "tune"]
@@ -219,3 +220,21 @@ def test_no_family_to_search_is_refused() -> None:
     )
     with pytest.raises(flashtune.errors.InvalidInput, match="families is empty"):
         flashtune.tune(problem, "h100", families=[])
+
+
+def test_rows_of_another_version_are_told_from_none(tmp_path: Path) -> None:
+    old = str(Path(__file__).parent / "upgrade_assets" / "v0001.db")
+    assert "5 rows can't be read by this version" in call("list", "--db", old).output
+    output = call("export-optuna", str(tmp_path / "x.db"), "--db", old, "--gpu", "a100", code=1).output
+    assert gpu_by_alias("a100").key in output
+    output = call("export-optuna", str(tmp_path / "x.db"), "--db", old, code=1).output
+    assert "can't be read by this version" in output
+
+
+def test_a_problem_of_a_file_that_no_kernel_serves_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(
+        '[{"seqlen": 64, "heads": 4, "head_dim": 64}, {"seqlen": 64, "heads": 4, "head_dim": 64, "alignment": 1}]'
+    )
+    output = call("tune", "--gpu", "h100", "--family", "sm90_fwd", "--problems", str(path), code=1).output
+    assert output.startswith(f"Error: {path}, problem ")

@@ -169,6 +169,7 @@ def tune(
         database=database,
         share=share,
         as_json=as_json,
+        source=problem_file,
     )
 
 
