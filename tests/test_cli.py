@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 import flashtune
 from flashtune.cli import main
+from flashtune.codegen.gpu import gpu_by_alias
 
 PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
 COMMANDS = ["emulate", "explain", "export-optuna", "info", "list", "noise", "source", "tune"]
@@ -89,6 +90,8 @@ def test_bad_input_is_one_line_and_exit_code_1(arguments: list[str], message: st
     ("arguments", "message"),
     [
         (["tune", "--preset", "quick", "--seqlen", "64"], "not both"),
+        (["explain", "--gpu", "h100", *PROBLEM, "--seqlen-q", "1", "--seqlen-k", "2"], "--seqlen is given beside both"),
+        (["explain", "--gpu", "h100", *PROBLEM, "--head-dim-v", "0"], "--head-dim-v 0 must be at least 8"),
         (["tune", "--gpu", "h100", "--seqlen", "64"], "--head-dim, --heads"),
         (["explain", "--gpu", "h100", "--heads", "4", "--head-dim", "64"], "--seqlen"),
         (["explain", "--gpu", "h100", "--heads", "4", "--head-dim", "64", "--seqlen-q", "9"], "--seqlen-k"),
@@ -96,7 +99,17 @@ def test_bad_input_is_one_line_and_exit_code_1(arguments: list[str], message: st
         (["list", "--db", ""], "must be a path"),
         (["tune", "--gpu", "h100", "--db", "postgresql://me:secret@host/db"], "must be a path"),
     ],
-    ids=["preset-and-flags", "heads-missing", "seqlen-missing", "half", "half-that-is-0", "no-database", "address"],
+    ids=[
+        "preset-and-flags",
+        "three-seqlens",
+        "no-width-of-v",
+        "heads-missing",
+        "seqlen-missing",
+        "half",
+        "half-that-is-0",
+        "no-database",
+        "address",
+    ],
 )
 def test_misuse_says_what_is_missing_and_exits_with_2(arguments: list[str], message: str) -> None:
     assert message in call(*arguments, code=2).output
@@ -176,3 +189,52 @@ def test_tune_then_list_then_explain_without_the_gpu(tmp_path: Path) -> None:
     assert "float16 d64 b1 s256 h4" in listed
     explained = call("explain", "--gpu", "h100", *PROBLEM).output
     assert "not measured" in explained
+
+
+def _run(script: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1]), "PY": sys.executable}
+    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, env=environment)
+
+
+def test_closed_output_is_no_traceback() -> None:
+    done = _run('"$PY" -m flashtune info >&-')
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = _run('"$PY" -m flashtune --version')
+    assert done.stdout.startswith("flashtune "), done.stderr
+
+
+def test_ctrl_c_before_the_search_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flashtune.tuner.budget.parse_budget", interrupt)
+    assert call("tune", "--gpu", "h100", "--json", code=130).output == "Interrupted.\n"
+
+
+def test_no_family_to_search_is_refused() -> None:
+    problem = flashtune.Problem(
+        dtype="float16", head_dim=64, batch=1, seqlen_q=64, seqlen_k=64, num_heads=4, num_heads_kv=4
+    )
+    with pytest.raises(flashtune.errors.InvalidInput, match="families is empty"):
+        flashtune.tune(problem, "h100", families=[])
+
+
+def test_rows_of_another_version_are_told_from_none(tmp_path: Path) -> None:
+    old = str(Path(__file__).parent / "upgrade_assets" / "v0001.db")
+    assert "5 rows can't be read by this version" in call("list", "--db", old).output
+    output = call("export-optuna", str(tmp_path / "x.db"), "--db", old, "--gpu", "a100", code=1).output
+    assert gpu_by_alias("a100").key in output
+    output = call("export-optuna", str(tmp_path / "x.db"), "--db", old, code=1).output
+    assert "can't be read by this version" in output
+
+
+def test_a_problem_of_a_file_that_no_kernel_serves_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(
+        '[{"seqlen": 64, "heads": 4, "head_dim": 64}, {"seqlen": 64, "heads": 4, "head_dim": 64, "alignment": 1}]'
+    )
+    output = call("tune", "--gpu", "h100", "--family", "sm90_fwd", "--problems", str(path), code=1).output
+    assert output.startswith(f"Error: {path}, problem ")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, delete, insert, null, select
@@ -60,6 +62,30 @@ _SHARED = (
 )
 
 T = TypeVar("T", Measurement, Prediction)
+
+
+class Unreadable:
+    """How many rows were passed over."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def __str__(self) -> str:
+        return f"{self.rows} row{'' if self.rows == 1 else 's'} can't be read by this version"
+
+
+_counting: ContextVar[Unreadable | None] = ContextVar("counting", default=None)
+
+
+@contextmanager
+def count_unreadable() -> Iterator[Unreadable]:
+    """Counts the measurements and predictions that reads in this block pass over; one read twice counts twice."""
+    count = Unreadable()
+    token = _counting.set(count)
+    try:
+        yield count
+    finally:
+        _counting.reset(token)
 
 
 def select_measurements(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]:
@@ -137,6 +163,8 @@ def _read(row: Row[*tuple[Any, ...]], kind: type[T]) -> T | None:
         config = config_from_text(data.pop("family"), data.pop("config_json"))
         return check(kind(problem=problem, config=config, **data))
     except InvalidInput as error:
+        if (count := _counting.get()) is not None:
+            count.rows += 1
         _log.debug("row %s of the tuning database is passed over: %s", data.get("id", ""), error)
         return None
 

@@ -25,6 +25,7 @@ from flashtune.codegen.config import Config, Parameter
 from flashtune.errors import InvalidInput
 from flashtune.tuned_db.files import publish
 from flashtune.tuned_db.records import Measurement, new_id
+from flashtune.tuned_db.rows import count_unreadable
 from flashtune.tuned_db.store import Store
 
 
@@ -52,12 +53,15 @@ def export_studies(
         raise InvalidInput(f"{path} exists already, and is never overwritten: name a new file")
     if not path.parent.is_dir():
         raise InvalidInput(f"{path}: the folder {path.parent} does not exist")
-    with Store.open(database, create=False, readonly=True) as store:
+    with Store.open(database, create=False, readonly=True) as store, count_unreadable() as unreadable:
         groups: dict[tuple[str, str, str], list[Measurement]] = defaultdict(list)
         for row in store.measurements(gpu_key=gpu_key):
             groups[row.problem.key, row.gpu_key, row.family].append(row)
     if not groups:
-        raise InvalidInput(f"nothing was measured yet in {database}: flashtune tune measures, on a GPU")
+        where = f" on {gpu_key}" if gpu_key is not None else ""
+        if unreadable.rows:
+            raise InvalidInput(f"nothing can be exported{where} from {database}: {unreadable}")
+        raise InvalidInput(f"nothing was measured yet{where} in {database}: flashtune tune measures, on a GPU")
     made = path.absolute().with_name(f".{path.name}-{new_id()}.tmp")
     made.touch(exist_ok=False)  # says what is wrong with the place, before SQLite does
     written: list[Exported] = []

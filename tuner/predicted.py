@@ -47,14 +47,15 @@ class _Group:
         self.problems = problems
         self.families = {each.name for each in families}
         self.defaults = {problem: default_config(problem, gpu, families) for problem in problems}
-        self.rejected: Counter[str] = Counter()
+        self.rejected: dict[str, Counter[str]] = {}
+        """By family: what is legal is up to the spec, and the same for all of its problems."""
         self.built: dict[Config, Built] = {}
         scores: dict[Config, list[float]] = {}
         for problem in problems:
             spaces = [make_space(problem, gpu, each) for each in families]
             fastest = min(space.estimates[0].seconds for space in spaces if len(space))
             for space in spaces:
-                self.rejected.update(space.rejected)
+                self.rejected[space.family.name] = space.rejected
                 for config, estimate in zip(space.configs, space.estimates, strict=True):
                     scores.setdefault(config, []).append(math.log(estimate.seconds / fastest))
         order = sorted(scores, key=lambda config: (statistics.fmean(scores[config]), config.family, config.key))
@@ -73,10 +74,12 @@ def predict_problems(
     note: str,
     clock: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Predicts for ``problems`` on ``gpu`` and stores the rankings. Ctrl-C ends the compiling early."""
+    """Predicts for ``problems`` on ``gpu`` and stores the rankings. Ctrl-C ends the compiling early.
+
+    A time budget that is used up still leaves the default of each problem to be compiled.
+    """
     meter = Meter(budget, clock)
     groups: list[_Group] = []
-    failed: Counter[str] = Counter()
     interrupted = False
     try:
         alike: dict[tuple[Spec, frozenset[object]], list[Problem]] = {}
@@ -89,26 +92,36 @@ def predict_problems(
     except KeyboardInterrupt:
         interrupted = True
     rows: dict[Problem, Row] = {}
-    rejected: Counter[str] = Counter()
+    # Problems, and groups of one spec too, share configs: each counts once.
+    rejected: dict[tuple[Spec, str], Counter[str]] = {}
+    tried: set[tuple[Spec, Config]] = set()
+    failed: dict[tuple[Spec, Config], str] = {}
+    known: set[tuple[Spec, Config]] = set()
     for group in groups:
-        rejected.update(group.rejected)
+        spec = group.problems[0].spec
+        rejected |= {(spec, name): counts for name, counts in group.rejected.items()}
+        tried |= {(spec, config) for config in group.built}
         usable: dict[Config, Built] = {}
         for config, built in group.built.items():
             judged = judge_resources(group.problems[0], config, gpu, built)
             if judged is None:
                 usable[config] = built
             else:
-                failed[judged.status] += 1
+                failed[spec, config] = judged.status
         for problem in group.problems:
-            rows[problem] = _conclude(problem, gpu, group, usable, store)
+            earlier = _earlier(problem, gpu, group, store)
+            known |= {(spec, config) for config in earlier}
+            rows[problem] = _conclude(problem, gpu, group, {**earlier, **usable}, store, known=len(earlier))
     return Report(
         gpu=gpu,
         measured=False,
         rows=tuple(rows.get(each, Row(problem=each, why="interrupted before its turn")) for each in problems),
         session=new_id(),
         seconds=meter.elapsed,
-        rejected=rejected,
-        failed=failed,
+        rejected=sum(rejected.values(), Counter[str]()),
+        failed=Counter(failed.values()),
+        distinct_tried=len(tried),
+        distinct_known=len(known - tried),
         interrupted=interrupted,
         note=note,
     )
@@ -117,7 +130,11 @@ def predict_problems(
 def _compile(
     groups: Sequence[_Group], gpu: Gpu, builder: Builder, meter: Meter, progress: Callable[[Progress], None]
 ) -> None:
-    """Compiles in rank order, one config of each group in turn, until the budget or the candidates end."""
+    """Compiles in rank order, one config of each group in turn, until the budget or the candidates end.
+
+    Listing configs may use up a time budget: the defaults are compiled even so, for the run to say something. A count
+    of trials is never exceeded.
+    """
     waiting = _in_turns(groups)
     total = sum(len(group.candidates) for group in groups)
     running: dict[Future[Built], tuple[_Group, Config]] = {}
@@ -125,10 +142,10 @@ def _compile(
     more = True
     while True:
         while more and len(running) <= builder.workers:
-            if meter.spent or (meter.budget.trials is not None and begun >= meter.budget.trials):
+            if meter.budget.trials is not None and begun >= meter.budget.trials:
                 more = False
                 break
-            following = next(waiting, None)
+            following = next(_defaults(waiting) if meter.spent else waiting, None)
             if following is None:
                 more = False
                 break
@@ -155,16 +172,25 @@ def _in_turns(groups: Sequence[_Group]) -> Iterator[tuple[_Group, Config]]:
                 yield group, config
 
 
-def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Built], store: Store) -> Row:
-    """Ranks with the compiler's facts, those of earlier runs too, stores the ranking, and says what is best."""
-    earlier = {
+def _defaults(waiting: Iterator[tuple[_Group, Config]]) -> Iterator[tuple[_Group, Config]]:
+    return ((group, config) for group, config in waiting if config in group.defaults.values())
+
+
+def _earlier(problem: Problem, gpu: Gpu, group: _Group, store: Store) -> dict[Config, Built]:
+    """What earlier runs compiled and this one did not."""
+    return {
         config: built
         for config, built in known_builds(store, problem, gpu).items()
         if config.family in group.families
         and config not in group.built
         and judge_resources(problem, config, gpu, built) is None
     }
-    usable = {**earlier, **usable}
+
+
+def _conclude(
+    problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Built], store: Store, *, known: int
+) -> Row:
+    """Ranks with the compiler's facts, stores the ranking, and says what is best. ``known`` of ``usable`` are old."""
     wary = gpu.capability != FITTED_CAPABILITY
 
     def order(pair: tuple[Config, Estimate]) -> tuple[float, str, str]:
@@ -173,9 +199,10 @@ def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Bu
 
     estimated = ((config, predict(problem, config, gpu, built)) for config, built in usable.items())
     ranking: list[tuple[Config, Estimate]] = sorted(estimated, key=order)
+    if not ranking and not group.built:
+        return _by_model_alone(problem, gpu, group)
     if not ranking:
-        why = "the run ended before a config was compiled" if not group.built else "no config compiled as it must"
-        return Row(problem=problem, why=why, tried=len(group.built))
+        return Row(problem=problem, why="no config compiled as it must", tried=len(group.built))
     created = now()
     store.replace_predictions(
         Prediction(
@@ -211,5 +238,21 @@ def _conclude(problem: Problem, gpu: Gpu, group: _Group, usable: dict[Config, Bu
         next_best=ranking[1][0] if len(ranking) > 1 else None,
         next_ratio=ranking[1][1].seconds / estimate.seconds if len(ranking) > 1 else None,
         tried=len(group.built),
-        known=len(earlier),
+        known=known,
+    )
+
+
+def _by_model_alone(problem: Problem, gpu: Gpu, group: _Group) -> Row:
+    """The model's best where the run ended before anything was compiled. It is not stored: a prediction has facts."""
+    estimates = {config: predict(problem, config, gpu) for config in group.candidates}
+    best = min(estimates, key=lambda config: (preference(estimates[config], 0), config.family, config.key))
+    seconds, bound = estimates[best].seconds, limit(problem, gpu)
+    return Row(
+        problem=problem,
+        config=best,
+        seconds=seconds,
+        ratio=seconds / estimates[group.defaults[problem]].seconds,
+        reached=bound.reached(seconds),
+        limited_by=bound.by,
+        why="by the model alone: the run ended before a config was compiled",
     )

@@ -82,15 +82,20 @@ def problem_from_fields(data: object) -> Problem:
             f"must be named values such as {{seqlen: 4096, heads: 16, head_dim: 128}}, not {_kind(data)}"
         )
     given: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for name, got in data.items():
         field = SHORTHANDS.get(name, name) if isinstance(name, str) else None
         if field not in _TYPES:
             raise InvalidInput(f"{_kind(name)} is no field of a problem. Known: {', '.join([*_TYPES, *SHORTHANDS])}")
         if field in given:
-            raise InvalidInput(f"{field} is given twice, also as {name}")
+            raise InvalidInput(f"{field} is given twice, as {names[field]} and as {name}")
         if type(got) is not _TYPES[field]:
             raise InvalidInput(f"{name} must be {_WORDS[_TYPES[field]]}, not {_kind(got)}")
-        given[field] = got
+        given[field], names[field] = got, name
+    if given.get("head_dim_v") == 0:  # a Problem takes it for the width of k; attention() refuses it
+        raise InvalidInput("head_dim_v=0 must be at least 8; leave it out where it is head_dim")
+    if {"seqlen", "seqlen_q", "seqlen_k"} <= given.keys():
+        raise InvalidInput("seqlen is given beside both seqlen_q and seqlen_k: at most two of them are allowed")
     both = given.pop("seqlen", None)
     if both is not None:
         given = {"seqlen_q": both, "seqlen_k": both, **given}

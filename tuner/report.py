@@ -48,7 +48,7 @@ class Report:
     session: str
     seconds: float
     rejected: Counter[str] = field(default_factory=Counter)
-    """Configs of the search spaces that are not legal, by reason, over all problems."""
+    """Configs of the search spaces that are not legal, by reason, over all problems; predictions count a spec once."""
     failed: Counter[str] = field(default_factory=Counter)
     """Configs that were tried and failed, by status."""
     flagged: Counter[str] = field(default_factory=Counter)
@@ -59,9 +59,20 @@ class Report:
     note: str = ""
     """What else is to be said: why nothing was measured, or which devices were given up."""
 
+    distinct_tried: int | None = None
+    """Configs tried, each once, where problems share them; None where each problem tries its own."""
+    distinct_known: int | None = None
+    """The same for those known from earlier runs."""
+
     @property
     def tried(self) -> int:
-        return sum(row.tried for row in self.rows)
+        """Configs tried in this run."""
+        return sum(row.tried for row in self.rows) if self.distinct_tried is None else self.distinct_tried
+
+    @property
+    def known(self) -> int:
+        """Configs known from earlier runs and not tried again."""
+        return sum(row.known for row in self.rows) if self.distinct_known is None else self.distinct_known
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def tune(
         raise InvalidInput(f"seed={str(seed)[:40]} must be a whole number from 0 to 2**32 - 1")
     if isinstance(families, str):
         raise InvalidType(f"families={families[:40]!r} is text, it must be a collection of names")
+    if families is not None and not families:
+        raise InvalidInput("families is empty: name at least one, or None for all")
     limit = parse_budget(budget)
     target, units, reason = locate(gpu, mode, devices)
     wanted = list(dict.fromkeys(problems))

@@ -31,7 +31,7 @@ def report_json(
     ``session``             id of the run in the database
     ``database``            path of the tuning database
     ``seconds``             how long the run took
-    ``tried``               configs measured, or compiled where nothing was measured
+    ``tried``               configs measured, or compiled where nothing was measured; one that problems share is one
     ``interrupted``         true after Ctrl-C; the exit code is then 130
     ``stopped``             why the run ended early otherwise, or null; the exit code is then 1
     ``note``                what else is to be said, or null

@@ -125,6 +125,12 @@ def problem_from(given: dict[str, Any]) -> Problem:
     """The problem that the given flags describe."""
     from .codegen.problem import Problem
 
+    if {"seqlen", "seqlen_q", "seqlen_k"} <= given.keys():
+        raise click.UsageError(
+            "--seqlen is given beside both --seqlen-q and --seqlen-k: at most two of them are allowed"
+        )
+    if given.get("head_dim_v") == 0:  # a Problem takes it for the width of k; attention() refuses it
+        raise click.UsageError("--head-dim-v 0 must be at least 8; leave it out where it is --head-dim")
     seqlen_q = given.get("seqlen_q", given.get("seqlen"))
     seqlen_k = given.get("seqlen_k", given.get("seqlen"))
     missing = [name for name in _REQUIRED if name not in given]

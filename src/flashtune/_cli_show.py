@@ -27,6 +27,7 @@ PACKAGES = ("numpy", "jinja2", "optuna", "sqlalchemy", "alembic", "cupy-cuda13x"
 def show_list(gpu_name: str | None, database: Path | None) -> None:
     from .codegen.gpu import gpu_by_alias
     from .tuned_db.lookup import source_digest
+    from .tuned_db.rows import count_unreadable
     from .tuned_db.store import Store
 
     wanted = gpu_by_alias(gpu_name).key if gpu_name is not None else None
@@ -55,10 +56,15 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
                 time = milliseconds(each.predicted_us / 1e6)
                 texts = (each.gpu_name, str(each.problem), config_text(each.config), time, each.created[:10])
                 predicted.add_row(*(Text(cell) for cell in texts))
+        with count_unreadable() as unreadable:
+            store.measurements(gpu_key=wanted)
+            store.predictions(gpu_key=wanted)
     for shown in (measured, predicted):
         if shown.row_count:
             out.print(shown)
-    if not measured.row_count and not predicted.row_count:
+    if unreadable.rows:
+        out.print(Text(f"{unreadable}: {path}"))
+    elif not measured.row_count and not predicted.row_count:
         out.print(f"Nothing is stored{f' for {gpu_name}' if gpu_name else ''} in {path}")
 
 

@@ -56,11 +56,20 @@ def print_report(out: Console, report: Report, database: str) -> None:
     for row in report.rows:
         shown.add_row(*(Text(cell) for cell in _cells(row)))
     out.print(shown)
+    # Without a compile, of this run or an earlier one, the model's best is shown and not stored.
+    stored = [row for row in report.rows if row.config is not None and row.tried + row.known]
     if not report.measured:
-        out.print(
-            f"Nothing was measured: {report.note}. The times are a model's, with registers and spills from the "
-            f"compiler; they are stored as predictions and give way to any measurement."
-        )
+        bare = sum(row.config is not None for row in report.rows) - len(stored)
+        sentences = [f"Nothing was measured: {report.note}."]
+        if stored:
+            sentences.append(
+                "The times are a model's, with registers and spills from the compiler; they are stored as predictions "
+                "and give way to any measurement."
+            )
+        if bare:
+            which = f"The times of {bare} problems" if stored else "The times"
+            sentences.append(f"{which} are the model's alone: nothing was compiled for them, and they are not stored.")
+        out.print(" ".join(sentences))
     if report.rejected:
         out.print(f"Not legal for these problems: {_counted(report.rejected)}")
     if report.failed:
@@ -68,9 +77,9 @@ def print_report(out: Console, report: Report, database: str) -> None:
     if report.flagged:
         out.print(f"Flagged, and used only where there is nothing better: {_counted(report.flagged)}")
     verb = "measured" if report.measured else "compiled"
-    known = sum(row.known for row in report.rows)
-    earlier = f" ({known} were known from earlier runs)" if known else ""
-    out.print(f"{report.tried} configs {verb}{earlier} in {report.seconds:.0f} s. Stored in {database}")
+    earlier = f" ({report.known} were known from earlier runs)" if report.known else ""
+    where = f"Stored in {database}" if report.measured or stored else f"Nothing was stored in {database}"
+    out.print(f"{report.tried} configs {verb}{earlier} in {report.seconds:.0f} s. {where}")
     if report.interrupted:
         out.print("Interrupted: all results up to here are stored. Run the same command again to go on.")
     if report.stopped:

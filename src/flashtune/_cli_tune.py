@@ -17,6 +17,7 @@ from ._cli_tables import config_text, console, print_report
 from .settings import database_path
 
 if TYPE_CHECKING:
+    from .codegen.gpu import Gpu
     from .codegen.problem import Problem
     from .tuner.report import Report
     from .tuner.shared import Shared
@@ -38,11 +39,12 @@ def run_tune(
     database: Path | None,
     share: bool = False,
     as_json: bool = False,
+    source: Path | None = None,
 ) -> None:
-    """Tunes ``problems``, those that were captured if None, and prints the report."""
+    """Tunes ``problems`` (of the file ``source``), those that were captured if None, and prints the report."""
     from .tuned_db.store import Store
     from .tuner.budget import parse_budget
-    from .tuner.session import tune
+    from .tuner.session import locate, tune
     from .tuner.shared import check_shareable, shared_config
 
     limit = parse_budget(budget)
@@ -54,6 +56,8 @@ def run_tune(
         if not problems:
             _print(_nothing_left(capture), path, capture, None, as_json)
             return
+    if source is not None:
+        _check_served(source, problems, locate(gpu, mode, devices)[0], families)
     if share:
         check_shareable(problems)
     with TuneView(Console(stderr=True, highlight=False), limit) as view:
@@ -80,6 +84,18 @@ def run_tune(
         sys.exit(1)
     if report.interrupted:
         sys.exit(INTERRUPTED)
+
+
+def _check_served(file: Path, problems: Sequence[Problem], gpu: Gpu, families: Collection[str] | None) -> None:
+    """Names the place in ``file`` of a problem that no kernel serves."""
+    from .errors import UnsupportedProblem
+    from .tuner.session import eligible
+
+    for number, each in enumerate(problems, start=1):
+        try:
+            eligible(each, gpu, families)
+        except UnsupportedProblem as error:
+            raise UnsupportedProblem(f"{file}, problem {number} of {len(problems)}: {error}") from error
 
 
 def _print(report: Report, database: Path, capture: Capture | None, shared: Shared | None, as_json: bool) -> None:

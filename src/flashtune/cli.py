@@ -29,15 +29,22 @@ from ._cli_options import (
 from ._cli_problems import asked_problems, source_options
 from .errors import FlashtuneError
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
 
 class _Commands(click.Group):
-    """Turns errors raised on purpose, and those of files, into one line and exit code 1."""
+    """Turns errors raised on purpose, and those of files, into one line and exit code 1; Ctrl-C into one and 130."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it is None where the shell closed it
+                sys.stdout.flush()
             return result
+        except KeyboardInterrupt:  # click would call it aborted, with exit code 1
+            click.echo("Interrupted.", err=True)
+            ctx.exit(INTERRUPTED)
         except FlashtuneError as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
@@ -50,7 +57,7 @@ class _Commands(click.Group):
 
 def _drop_output() -> None:
     """Sends what is still in the buffer nowhere: Python would fail on it again at its end, with an exit code of 120."""
-    with contextlib.suppress(OSError, ValueError):  # not a file, as under a test runner
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a file, as under a test runner, or closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -162,6 +169,7 @@ def tune(
         database=database,
         share=share,
         as_json=as_json,
+        source=problem_file,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBuilder, only_sm80, problem
 
+from flashtune._cli_tables import console, print_report
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.model import SPILL_MARGIN
 from flashtune.codegen.problem import Problem
@@ -168,3 +170,48 @@ def test_one_small_problem_from_end_to_end(tmp_path: Path, monkeypatch: pytest.M
     assert all(each.nvrtc and each.registers for each in found)
     assert sum("compiled" in text for text in texts) == 3
     assert len(list((tmp_path / "cache" / "cubins").glob("*.cubin"))) == 3
+
+
+def test_a_budget_that_listing_used_up_still_compiles_the_defaults(tmp_path: Path) -> None:
+    problems = [problem(), problem(causal=True), problem(head_dim=128)]
+    ticks = iter(range(0, 10**9, 10))
+    with Store.open(tmp_path / "tuned.db") as store:
+        report = predict_problems(
+            problems,
+            GPU,
+            store,
+            FakeBuilder(),
+            Budget(seconds=5),
+            only_sm80,
+            lambda progress: None,
+            note="",
+            clock=lambda: float(next(ticks)),
+        )
+        assert len(store.predictions()) == 3
+    assert [row.config is not None and row.tried for row in report.rows] == [1, 1, 1]
+
+
+def test_without_a_compile_the_models_best_is_reported_and_not_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tuned.db"
+    report = predict_into(path, [problem(), problem(causal=True)], Budget(trials=1))
+    bare = report.rows[1]
+    assert bare.config is not None
+    assert bare.tried == 0
+    assert "model alone" in bare.why
+    with Store.open(path, readonly=True) as store:
+        assert len(store.predictions()) == 1
+    print_report(console(), replace(report, rows=(bare,), distinct_tried=0), "tuned.db")
+    output = capsys.readouterr().out
+    assert "stored as predictions" not in output
+    assert "Nothing was stored" in output
+
+
+def test_what_problems_share_is_counted_once(tmp_path: Path) -> None:
+    one = predict_into(tmp_path / "one.db", [problem(512)], Budget(trials=6))
+    two = predict_into(tmp_path / "two.db", [problem(512), problem(4096)], Budget(trials=6))
+    again = predict_into(tmp_path / "two.db", [problem(512), problem(4096)], Budget(trials=2))
+    assert (one.tried, two.tried) == (6, 6)
+    assert one.rejected == two.rejected
+    assert (again.tried, again.known) == (2, 4)

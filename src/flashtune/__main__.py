@@ -1,0 +1,5 @@
+"""`python -m flashtune`."""
+
+from .cli import main
+
+main(prog_name="flashtune")
