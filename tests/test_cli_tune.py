@@ -149,7 +149,7 @@ def test_json_is_all_that_is_on_stdout_and_has_the_documented_keys(tmp_path: Pat
         assert f"``{key}``" in documented, f"{key} is not documented"
     assert set(document) == {
         "schema", "gpu", "measured", "session", "database", "seconds", "tried", "interrupted", "stopped", "note",
-        "rejected", "failed", "flagged", "problems", "captured",
+        "rejected", "failed", "blocklisted", "flagged", "problems", "captured",
         "shared_config",
     }  # fmt: skip
     assert document["schema"] == "flashtune-report/1"

@@ -18,8 +18,9 @@ from typing import Any
 from flashtune.codegen.problem import Spec
 from flashtune.errors import InvalidInput
 
+from .blocklist import barred
 from .gate import check, measurement_from_json, settled
-from .records import REJECTING, STAGES, Measurement, Variant, canonical, to_json
+from .records import STAGES, Measurement, Variant, canonical, to_json
 from .winners import fastest, rank
 
 SCHEMA = "flashtune-measurements/2"
@@ -74,15 +75,15 @@ def write_bundled(measurements: Iterable[Measurement], path: Path) -> str:
     """Writes what a look-up needs of ``measurements``: per problem and GPU the winner, the next best, the fastest that
     they are tied with, and the default that they were measured against. Returns the digest."""
     groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
-    barred: dict[Spec, set[Variant]] = defaultdict(set)
+    deaths: dict[Spec, list[tuple[Variant, str, int]]] = defaultdict(list)
     for each in measurements:
         stored = settled(each)
         groups[each.gpu_key, each.problem.key].append(stored)
-        if stored.status in REJECTING:
-            barred[each.problem.spec].add(each.variant)
+        deaths[each.problem.spec].append((each.variant, stored.status, 1))
+    banned = {spec: barred(found) for spec, found in deaths.items()}
     kept: dict[str, Measurement] = {}
     for rows in groups.values():
-        out = barred[rows[0].problem.spec]
+        out = banned[rows[0].problem.spec]
         ranking = rank(rows, out)
         wanted = [*ranking[: 1 + RUNNERS_UP], *([fastest(ranking)] if ranking else [])]
         for ranked in wanted:

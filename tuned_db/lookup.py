@@ -11,7 +11,8 @@ Levels, best first; at each level the user's own rows win over those that ship:
 5. ``predicted``: ranked by model and compiler, not timed.
 6. ``default``: of the families' own defaults, the one that is predicted to be fastest.
 
-Each config is checked again for this problem and GPU; a row that no longer fits is passed over. Rows that can't be
+Each config is checked again for this problem and GPU; a row that no longer fits is passed over, and so is one whose
+config, as it is rendered today, was wrong for the spec, crashed or is blocklisted. Rows that can't be
 used never make a look-up fail.
 """
 
@@ -27,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flashtune.codegen.config import Config
-from flashtune.codegen.family import family
+from flashtune.codegen.family import family, supporting
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import default_config, predict
 from flashtune.codegen.problem import Problem, Spec
@@ -84,9 +85,10 @@ class _Search:
     def __init__(self, problem: Problem, gpu: Gpu, fallback: Config, sources: list[Source]) -> None:
         self.problem = problem
         self.gpu = gpu
-        self.fallback = fallback
         self.sources = sources
         self.barred: frozenset[Variant] = frozenset().union(*(each.rejected(problem.spec) for each in sources))
+        self._suspects = {each[:2] for each in self.barred}
+        self.fallback = self._sound(fallback)
 
     def choice(self) -> Choice:
         return (
@@ -186,9 +188,22 @@ class _Search:
 
     def _usable(self, config: Config) -> bool:
         kind, spec = family(config.family), self.problem.spec
-        if kind.unsupported(spec, self.gpu) or kind.illegal(config, spec, self.gpu):
+        if kind.unsupported(spec, self.gpu) or kind.illegal(config, spec, self.gpu) or self._barred(config):
             return False
         return kind.unfit(config, self.problem, self.gpu) is None
+
+    def _barred(self, config: Config) -> bool:
+        """Whether ``config`` is barred as it is rendered today, whatever the source of the row that names it."""
+        name = config.family, config.key
+        return name in self._suspects and (*name, source_digest(self.problem.spec, config)) in self.barred
+
+    def _sound(self, fallback: Config) -> Config:
+        """The best default that is not barred; ``fallback`` where all are, since something has to be given."""
+        if not self._barred(fallback):
+            return fallback
+        kinds = supporting(self.problem.spec, self.gpu)
+        sound = [each for each in kinds if not self._barred(default_config(self.problem, self.gpu, [each]))]
+        return default_config(self.problem, self.gpu, sound) if sound else fallback
 
     def _choice(
         self, level: Level, source: Source, best: Ranked, note: str = "", config: Config | None = None

@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, delete, insert, null, select
+from sqlalchemy import Connection, Row, Select, delete, func, insert, null, select
 
 from flashtune.codegen import value
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput
 
+from .blocklist import KILLS
 from .files import SCHEMA_VERSION
 from .gate import check, config_from_text, problem_from_text
 from .models import Base, DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
-from .records import Measurement, Prediction, Variant, canonical, capability
+from .records import REJECTING, Measurement, Prediction, Variant, canonical, capability
 
 _log = logging.getLogger("flashtune")
 
@@ -112,14 +113,14 @@ def select_predictions(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]
     )
 
 
-def select_variants(spec_key: str, statuses: tuple[str, ...]) -> Select[*tuple[Any, ...]]:
-    """Variants with a measurement of one of these statuses for a spec, on any device."""
+def select_deaths(spec_key: str) -> Select[*tuple[Any, ...]]:
+    """Variants with a status that may bar them for a spec, on any device, and how many rows have it."""
     return (
-        select(VariantRow.family, VariantRow.config, VariantRow.source_digest)
-        .distinct()
+        select(VariantRow.family, VariantRow.config, VariantRow.source_digest, MeasurementRow.status, func.count())
         .join(MeasurementRow, MeasurementRow.variant_id == VariantRow.id)
         .join(ProblemRow, ProblemRow.id == MeasurementRow.problem_id)
-        .where(ProblemRow.spec_key == spec_key, MeasurementRow.status.in_(statuses))
+        .where(ProblemRow.spec_key == spec_key, MeasurementRow.status.in_((*REJECTING, *KILLS)))
+        .group_by(VariantRow.id, MeasurementRow.status)
     )
 
 
@@ -145,15 +146,16 @@ def read_problems(texts: Iterable[object]) -> list[Problem]:
     return found
 
 
-def read_variants(rows: Iterable[Row[*tuple[Any, ...]]]) -> frozenset[Variant]:
-    """The same for variants."""
-    found = set()
-    for family, config, digest in rows:
+def read_deaths(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[tuple[Variant, str, int]]:
+    """The same for what :func:`select_deaths` gives."""
+    found = []
+    for family, config, digest, status, count in rows:
         try:
-            found.add((str(family), config_from_text(family, config).key, str(digest)))
+            variant = str(family), config_from_text(family, config).key, str(digest)
+            found.append((variant, str(status), int(count)))
         except InvalidInput as error:
             _log.debug("a variant of the tuning database is passed over: %s", error)
-    return frozenset(found)
+    return found
 
 
 def _read(row: Row[*tuple[Any, ...]], kind: type[T]) -> T | None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput
 
+from .blocklist import KILLS, barred
 from .exchange import parse_line, read_header, read_lines
 from .gate import measurement_from_json, problem_from_text
 from .records import REJECTING, Measurement, Prediction, Variant, canonical, capability
@@ -37,7 +38,7 @@ class Source(Protocol):
         """Device models with measurements, sorted."""
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
-        """Variants that gave wrong results or crashed."""
+        """Variants that gave wrong results, crashed or are blocklisted."""
 
 
 class Shipped:
@@ -78,9 +79,10 @@ class Shipped:
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
         mine = [place for place in self._rows if place[0].spec == spec]
-        suspects = (place for place in mine if any(row.get("status") in REJECTING for row in self._rows[place]))
+        telling = {*REJECTING, *KILLS}
+        suspects = (place for place in mine if any(row.get("status") in telling for row in self._rows[place]))
         rows = (row for place in suspects for row in self._measured(*place))
-        return frozenset(row.variant for row in rows if row.status in REJECTING)
+        return barred((row.variant, row.status, 1) for row in rows)
 
     def _measured(self, problem: Problem, gpu_key: str) -> list[Measurement]:
         place = problem, gpu_key

@@ -20,6 +20,7 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
 
+from .blocklist import barred, blocklisted
 from .files import (
     SCHEMA_VERSION,
     WAY_OUT,
@@ -31,16 +32,16 @@ from .files import (
 from .gate import check, settled
 from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow, VariantRow
 from .opening import fit_journal, make_database, reading_mode, upgrade_database
-from .records import REJECTING, Measurement, Prediction, Variant
+from .records import Measurement, Prediction, Variant
 from .rows import (
     Writer,
+    read_deaths,
     read_measurements,
     read_predictions,
     read_problems,
-    read_variants,
+    select_deaths,
     select_measurements,
     select_predictions,
-    select_variants,
 )
 from .sqlite import Mode, engine
 from .winners import Ranked, best_first, with_source
@@ -218,9 +219,12 @@ class Store:
             return sorted(str(key) for key in connection.execute(query).scalars())
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
-        """Variants that gave wrong results or crashed for ``spec`` on any GPU."""
-        with self._read() as connection:
-            return read_variants(connection.execute(select_variants(spec.key, REJECTING)))
+        """Variants that no look-up gives for ``spec``: wrong, crashed or blocklisted, on any GPU."""
+        return barred(self._deaths(spec))
+
+    def blocklisted(self, spec: Spec) -> frozenset[Variant]:
+        """Variants that cost two workers for ``spec``, on any GPU; see `blocklist.py`."""
+        return blocklisted(self._deaths(spec))
 
     @contextmanager
     def snapshot(self) -> Iterator[Self]:
@@ -229,6 +233,10 @@ class Store:
             view = copy.copy(self)
             view._snapshot = connection
             yield view
+
+    def _deaths(self, spec: Spec) -> list[tuple[Variant, str, int]]:
+        with self._read() as connection:
+            return read_deaths(connection.execute(select_deaths(spec.key)))
 
     # Connections
 

@@ -2,8 +2,8 @@
 
 Winners are not stored, so databases merge without conflicts and a better policy needs no migration. The policy:
 
-1. Only ``ok`` rows count. A variant (family, config, source) that was ever ``wrong`` or made an ``illegal_access`` for
-   the spec is out, on every GPU.
+1. Only ``ok`` rows count. A variant (family, config, source) that was ever ``wrong``, made an ``illegal_access`` or is
+   blocklisted (`blocklist.py`) for the spec is out, on every GPU.
 2. A variant counts at its best stage only: finals, where candidates and default ran interleaved, before ``measure``
    before ``screen``. Variants with finals come before those without. Rows that were made while the card was slowed
    down or shared (`Measurement.flagged`) count only where a variant has no other at that stage.
@@ -34,7 +34,8 @@ from dataclasses import dataclass
 
 from flashtune.codegen.config import Config
 
-from .records import REJECTING, STAGES, Measurement, Variant
+from . import blocklist
+from .records import STAGES, Measurement, Variant
 
 BEST_FIRST = tuple(reversed(STAGES))
 MOST_TIED = 8
@@ -107,12 +108,13 @@ def rank(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) 
 def variants(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:
     """Rules 1 and 2 alone: what may be used, in no order, those slower than the default included."""
     rows: dict[Variant, list[Measurement]] = defaultdict(list)
-    out = set(barred)
+    failed = []
     for each in measurements:
-        if each.status in REJECTING:
-            out.add(each.variant)
-        elif each.status == "ok":
+        if each.status == "ok":
             rows[each.variant].append(each)
+        else:
+            failed.append((each.variant, each.status, 1))
+    out = set(barred) | blocklist.barred(failed)
     return [_ranked(found) for variant, found in rows.items() if variant not in out]
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import family
@@ -21,20 +20,21 @@ from flashtune.codegen.model import predict
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source, render_source
 from flashtune.errors import FlashtuneError
-from flashtune.tuned_db.lookup import source_digest
 from flashtune.tuned_db.records import new_id
 from flashtune.tuned_db.store import Store
 
+from .blocklist import Blocklist
 from .budget import Meter
 from .build import Builder, Built, broken, interrupts_held, result
-from .finals import finalists
-from .post import Died, Post, Reply, wait_for_posts
-from .readings import Readings
+from .finals import finalists, wanted
+from .lane import Lane, Task, hand_over
+from .post import Died, Reply, wait_for_posts
 from .records import flags, measurement
 from .report import Progress
 from .sharing import trials_each
 from .target import Target
-from .trial import NO_READINGS, Outcome
+from .teller import Teller, outcome_text
+from .trial import Outcome
 from .worker import Attempt, Failed, Final, Finished, Prepare, Prepared, Request
 
 logger = logging.getLogger("flashtune")
@@ -57,27 +57,6 @@ class NoDeviceLeftError(FlashtuneError):
     """No device of the run can have a worker any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    target: Target
-    config: Config
-    job: Future[Built]
-
-
-class Lane:
-    """A device and the problems that are measured on it. ``tasks`` are to be tried, ``trying`` are in its worker."""
-
-    def __init__(self, post: Post, targets: Sequence[Target]) -> None:
-        self.post = post
-        self.targets = list(targets)
-        self.tasks: list[Task] = []
-        self.trying: deque[Task] = deque()
-
-    @property
-    def unfinished(self) -> list[Target]:
-        return [each for each in self.targets if not each.finished]
-
-
 class Coordinator:
     """The state of one run, so that it can end at any point and still report."""
 
@@ -89,13 +68,14 @@ class Coordinator:
         self.builder = builder
         self.meter = meter
         self.seed = seed
-        self.progress = progress
+        self.blocklist = Blocklist(store)
         self.session = new_id()
         self.failed: Counter[str] = Counter()
         self.flagged: Counter[str] = Counter()
         """Measurements whose card was slowed down, again when they were repeated, or shared."""
         self.lost: list[str] = []
         """Why devices were given up."""
+        self._teller = Teller(gpu, meter, progress)
         self._lanes: list[Lane] = []
         self._outcomes: list[tuple[Lane, Task, Outcome]] = []
         """Not stored yet."""
@@ -105,6 +85,8 @@ class Coordinator:
     def run(self, lanes: Sequence[Lane]) -> None:
         """Searches and decides all problems. :class:`NoDeviceLeftError` where no device is left for some."""
         self._lanes = list(lanes)
+        self._teller.targets = [each for lane in lanes for each in lane.targets]
+        self._teller.many_devices = len(lanes) > 1
         budget = self.meter.budget.seconds
         if budget is not None:
             self._finals_part = min(FINALS_PART, FINAL_SECONDS * max(len(lane.targets) for lane in lanes) / budget)
@@ -192,28 +174,18 @@ class Coordinator:
     def _final_next(self, lane: Lane) -> None:
         """Hands out the next final: the finalists are measured again, interleaved with the default."""
         for target in lane.unfinished:
-            jobs = {config: self._submit(target.problem, config) for config in self._finalists(target)}
+            jobs = {config: self._submit(target.problem, config) for config in wanted(target, self.store, self.gpu)}
             if not all(each.done() for each in jobs.values()):
                 return
             configs = tuple(config for config, job in jobs.items() if not result(job).error)
             if configs:
                 if self._prepared(lane, target.problem):
-                    self._show(lane, f"{target.problem}: finals", target)
+                    self._teller.show(lane.post.unit.name, f"{target.problem}: finals", target)
                     launches = LIMIT_LAUNCHES * sum(target.seconds[each] for each in configs)
                     limit = ATTEMPT_SECONDS + 10 * FINAL_SECONDS + launches
                     lane.post.ask(Final(target.problem, configs, FINAL_SECONDS), limit)
                 return
             target.finished = True
-
-    def _finalists(self, target: Target) -> list[Config]:
-        """Configs for the final of ``target``; none where there is nothing new to decide."""
-        if target.skipped or not (target.tried or not self._had_final(target.problem)):
-            return []
-        return target.finalists()
-
-    def _had_final(self, problem: Problem) -> bool:
-        rows = self.store.measurements(problem=problem, gpu_key=self.gpu.key, status="ok", stage="final")
-        return any(each.source_digest == source_digest(problem.spec, each.config) for each in rows)
 
     def _prepared(self, lane: Lane, problem: Problem) -> bool:
         """Whether the worker has what ``problem`` needs; if not, it is asked to make that as soon as it is idle."""
@@ -246,7 +218,9 @@ class Coordinator:
         """Once more in the next worker, unless the request hung or has cost a worker before."""
         self._deaths[request.key] += died.heard
         if died.heard:
-            self._show(lane, f"{target.problem}: {request.what}: {died.message}; another worker goes on")
+            self._teller.show(
+                lane.post.unit.name, f"{target.problem}: {request.what}: {died.message}; another worker goes on"
+            )
         if self._deaths[request.key] >= BLAMED_DEATHS or (died.hung and isinstance(request, Attempt)):
             self._drop(lane, target, request, "timeout" if died.hung else "illegal_access", died.message)
         elif isinstance(request, Attempt):
@@ -283,10 +257,28 @@ class Coordinator:
             if not ok:
                 self.failed[row.status] += 1
             task.target.tell(task.config, row, outcome.seconds if ok else None)
+            if self.blocklist.grown(row):
+                self._leave_alone(task)
             self.meter.trials += 1
-            self._show(lane, f"{task.target.problem}: {task.config} {_text(outcome)}", task.target, outcome.readings)
+            self._teller.show(
+                lane.post.unit.name,
+                f"{task.target.problem}: {task.config} {outcome_text(outcome)}",
+                task.target,
+                outcome.readings,
+            )
         self._outcomes.clear()
         return True
+
+    def _leave_alone(self, culprit: Task) -> None:
+        """No other problem of its spec has the config tried, or goes on with it."""
+        spec = culprit.target.problem.spec
+        for lane in self._lanes:
+            for target in lane.targets:
+                if target.problem.spec == spec:
+                    target.bar(culprit.config)
+            for task in [each for each in lane.tasks if self.blocklist.holds(each.target.problem.spec, each.config)]:
+                lane.tasks.remove(task)
+                task.target.withdraw(task.config)
 
     def _record_final(self, lane: Lane, target: Target, answer: Finished) -> None:
         rows = self.store.record_all(
@@ -299,7 +291,7 @@ class Coordinator:
         )  # fmt: skip
         self.flagged += flags(rows)
         target.finished = True
-        self._show(lane, f"{target.problem}: decided", target, answer.readings)
+        self._teller.show(lane.post.unit.name, f"{target.problem}: decided", target, answer.readings)
 
     # Devices that are no more
 
@@ -308,44 +300,14 @@ class Coordinator:
         for lane in self._lanes:
             if lane.post.lost and not lane.trying and lane.post.lost not in self.lost:
                 self.lost.append(lane.post.lost)
-                self._show(lane, lane.post.lost)
+                self._teller.show(lane.post.unit.name, lane.post.lost)
                 left = [each for each in self._lanes if not each.post.lost]
                 if lane.unfinished and not left:
                     raise NoDeviceLeftError("; ".join(self.lost))
-                for target in lane.unfinished:
-                    other = min(left, key=lambda each: len(each.unfinished))
-                    other.targets.append(target)
-                    other.tasks += [each for each in lane.tasks if each.target is target]
-                lane.targets = [each for each in lane.targets if each.finished]
-                lane.tasks.clear()
-
-    def _show(self, lane: Lane, text: str, target: Target | None = None, readings: Readings = NO_READINGS) -> None:
-        prefix = f"{lane.post.unit.name}: " if len(self._lanes) > 1 else ""
-        everyone = [each for one in self._lanes for each in one.targets]
-        self.progress(
-            Progress(
-                1 - self.meter.left,
-                prefix + text,
-                gpu=str(self.gpu),
-                problems=len(everyone),
-                problems_done=sum(each.finished for each in everyone),
-                problem=target.problem if target else None,
-                ratio=_best_against_default(target) if target else None,
-                clock_mhz=readings.clock_mhz,
-            )
-        )
-
-
-def _best_against_default(target: Target) -> float | None:
-    default = target.seconds.get(target.default)
-    return target.best / default if target.best and default else None
+                hand_over(lane, left)
 
 
 def render(problem: Problem, config: Config) -> Source:
     """The source of ``config`` for ``problem``."""
     names = family(config.family).names(config, problem.spec)
     return render_source(config.family, problem.spec, config, names)
-
-
-def _text(outcome: Outcome) -> str:
-    return f"{outcome.seconds * 1e3:.3f} ms" if outcome.seconds else outcome.status

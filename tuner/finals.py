@@ -1,4 +1,4 @@
-"""From the rounds of a final to its rows: who was how fast, relative to the default, within which interval."""
+"""Who takes part in a final; and from its rounds to its rows: who was how fast, against the default, how surely."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from flashtune.codegen.config import Config
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.problem import Problem
+from flashtune.tuned_db.lookup import source_digest
 from flashtune.tuned_db.records import Measurement
+from flashtune.tuned_db.store import Store
 
 from .intervals import PairedRatio, paired
+from .target import Target
 from .timing import summarise
 from .trial import Outcome
 from .worker import Finished
@@ -22,6 +27,18 @@ class Finalist:
     outcome: Outcome
     baseline: float | None
     ratio: PairedRatio | None
+
+
+def wanted(target: Target, store: Store, gpu: Gpu) -> list[Config]:
+    """Configs for the final of ``target``; none where there is nothing new to decide."""
+    if target.skipped or not (target.tried or not _had_final(target.problem, store, gpu)):
+        return []
+    return target.finalists()
+
+
+def _had_final(problem: Problem, store: Store, gpu: Gpu) -> bool:
+    rows = store.measurements(problem=problem, gpu_key=gpu.key, status="ok", stage="final")
+    return any(each.source_digest == source_digest(problem.spec, each.config) for each in rows)
 
 
 def finalists(answer: Finished, default: Config, checked: Mapping[Config, Measurement]) -> Iterator[Finalist]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import Family
@@ -13,9 +13,11 @@ from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.store import Store
 
+from .blocklist import Blocklist
 from .budget import Budget, Meter
 from .build import Builder, interrupts_held
-from .coordinator import Coordinator, Lane, NoDeviceLeftError
+from .coordinator import Coordinator, NoDeviceLeftError
+from .lane import Lane
 from .post import Post
 from .records import incumbent, known, starts
 from .report import Progress, Report
@@ -74,6 +76,8 @@ def measure_problems(
             targets[problem] = _target(
                 problem, gpu, store, post.unit, families(problem), spaces[problem], seed, chosen, first
             )
+            searched = (each for space in spaces[problem] for each in space.configs)
+            leave_alone(targets[problem], [*first, *searched], run.blocklist)
         lanes = [Lane(each, [targets[problem] for problem in problems if dealt[problem] is each]) for each in posts]
         with store.snapshot():  # a connection stays open: the last to close tidies SQLite's log up, at each row
             run.run(lanes)
@@ -96,6 +100,7 @@ def measure_problems(
         seconds=meter.elapsed,
         rejected=rejected,
         failed=run.failed,
+        blocklisted=len(run.blocklist.met),
         interrupted=interrupted,
         stopped=stopped,
         flagged=run.flagged,
@@ -110,6 +115,14 @@ def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], reject
         rejected.update(space.rejected)
     limit = HOPELESS_FAMILY * _fastest(spaces)
     return [space for space in spaces if space.estimates[0].seconds <= limit]
+
+
+def leave_alone(target: Target, configs: Iterable[Config], blocklist: Blocklist) -> None:
+    """Bars what is blocklisted among ``configs`` and what ``target`` knows besides."""
+    spec = target.problem.spec
+    for config in dict.fromkeys([*configs, target.default, *target.rows]):
+        if blocklist.holds(spec, config):
+            target.bar(config)
 
 
 def _fastest(spaces: Sequence[Space]) -> float:

@@ -53,6 +53,8 @@ class Report:
     """Configs that were tried and failed, by status."""
     flagged: Counter[str] = field(default_factory=Counter)
     """Measurements that are worth less than others, by reason."""
+    blocklisted: int = 0
+    """Configs that are not tried, or not any more, because they have cost two workers."""
     interrupted: bool = False
     stopped: str = ""
     """Why the run ended early, other than by Ctrl-C; empty if it did not."""

@@ -67,6 +67,11 @@ class Search:
         self._running[config] = trial
         return config
 
+    def close(self, config: Config) -> None:
+        """Not to be asked for."""
+        if config in self.space.rank:
+            self.closed.add(config)
+
     def tell(self, config: Config, seconds: float | None) -> None:
         """The result of a config that was asked for or taken; None if it failed."""
         trial = self._running.pop(config, None)

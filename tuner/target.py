@@ -117,6 +117,19 @@ class Target:
         if config.family in self._searches:
             self._searches[config.family].tell(config, seconds)
 
+    def bar(self, config: Config) -> None:
+        """Leaves ``config`` alone: it is not asked for, and takes part in no final."""
+        self._given = [each for each in self._given if each != config]
+        self.seconds.pop(config, None)
+        if config.family in self._searches:
+            self._searches[config.family].close(config)
+
+    def withdraw(self, config: Config) -> None:
+        """Takes back that ``config`` was asked for: it is not tried."""
+        self.asked -= 1
+        if config.family in self._searches:
+            self._searches[config.family].tell(config, None)
+
     def finalists(self) -> list[Config]:
         """The default and the previous winner, if they are correct, and the fastest others.
 

@@ -37,6 +37,7 @@ def report_json(
     ``note``                what else is to be said, or null
     ``rejected``            configs that are not legal: {reason: count}
     ``failed``              configs that were tried and failed: {status: count}
+    ``blocklisted``         configs that are not tried because they have cost two workers (a count)
     ``flagged``             measurements that say little, such as ones beside other work: {reason: count}
     ``problems``            one object per problem, in the order asked for; see below
     ``captured``            with ``--captured``: ``file``, ``tuned`` (a count), ``left`` (a list of ``problem``,
@@ -77,6 +78,7 @@ def report_json(
         "note": report.note or None,
         "rejected": dict(report.rejected),
         "failed": dict(report.failed),
+        "blocklisted": report.blocklisted,
         "flagged": dict(report.flagged),
         "problems": [_row(each) for each in report.rows],
         "captured": captured,

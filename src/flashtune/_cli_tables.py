@@ -74,6 +74,8 @@ def print_report(out: Console, report: Report, database: str) -> None:
         out.print(f"Not legal for these problems: {_counted(report.rejected)}")
     if report.failed:
         out.print(f"Tried and failed: {_counted(report.failed)}")
+    if report.blocklisted:
+        out.print(f"Blocklisted, since they have cost two workers: {report.blocklisted}")
     if report.flagged:
         out.print(f"Flagged, and used only where there is nothing better: {_counted(report.flagged)}")
     verb = "measured" if report.measured else "compiled"
