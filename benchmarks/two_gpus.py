@@ -36,7 +36,8 @@ from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
 from flashtune.tuned_db.store import Store
 from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.build import build, cores
+from flashtune.tuner.build import build
+from flashtune.tuner.capacity import cores
 from flashtune.tuner.coordinator import render
 from flashtune.tuner.intervals import paired_ratio
 from flashtune.tuner.measured import search_spaces

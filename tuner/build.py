@@ -19,8 +19,13 @@ from flashtune.codegen.cache import compiled
 from flashtune.codegen.render import Source
 from flashtune.errors import CompileError, FlashtuneError
 
+from .capacity import cores, free_memory
+
 MAX_WORKERS = 16
-"""Each takes a few hundred MB."""
+MIN_WORKERS = 2
+"""However few cores there are: a slow compile must not hold up the rest."""
+WORKER_BYTES = 768 * 2**20
+"""Memory that a worker is taken to need: NVRTC takes a few hundred MB for a large source."""
 MAX_DEATHS = 3
 """Pools in a row that may break before they have compiled anything, and pools that may break with a source in them."""
 
@@ -60,11 +65,11 @@ class Builder(Protocol):
 
 
 class ProcessBuilder:
-    """Compiles for ``arch`` in up to ``workers`` processes. If one dies, all are replaced."""
+    """Compiles for ``arch`` in up to ``workers`` processes, fewer if memory is short. If one dies, all are replaced."""
 
     def __init__(self, arch: str, workers: int) -> None:
         self.arch = arch
-        self.workers = min(workers, MAX_WORKERS)
+        self.workers = pool_size(workers, free_memory())
         self._jobs: dict[str, Future[Built]] = {}
         self._tries: Counter[str] = Counter()
         self._barren = 0
@@ -113,6 +118,17 @@ class ProcessBuilder:
         self._open_pool()
 
 
+def pool_size(wanted: int, memory: int | None) -> int:
+    """How many of ``wanted`` processes compile where ``memory`` bytes (None: unknown) are free."""
+    most = MAX_WORKERS if memory is None else min(MAX_WORKERS, memory // WORKER_BYTES)
+    return max(1, min(wanted, most))
+
+
+def spare_workers(devices: int) -> int:
+    """How many processes may compile beside workers for ``devices`` devices: a core for each."""
+    return max(MIN_WORKERS, cores() - devices)
+
+
 def build(source: Source, arch: str) -> Built:
     """Compiles, or finds in the disk cache. A source that NVRTC refuses is a result, not an exception."""
     try:
@@ -145,11 +161,6 @@ def broken(job: Future[Built]) -> bool:
 def wait_for_any(jobs: Iterable[Future[Built]], seconds: float | None = None) -> None:
     """Returns when one of ``jobs`` is done, or after ``seconds``."""
     wait(set(jobs), timeout=seconds, return_when=FIRST_COMPLETED)
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

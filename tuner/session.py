@@ -18,7 +18,7 @@ from flashtune.settings import database_path
 from flashtune.tuned_db.store import Store
 
 from .budget import Budget, parse_budget
-from .build import ProcessBuilder, cores
+from .build import ProcessBuilder, spare_workers
 from .measured import measure_problems
 from .predicted import predict_problems
 from .records import unusable
@@ -78,12 +78,12 @@ def tune(
             return eligible(problem, target, families)
 
         if not units:
-            builder = ProcessBuilder(target.arch, cores())
+            builder = ProcessBuilder(target.arch, spare_workers(0))
             try:
                 return predict_problems(wanted, target, store, builder, limit, served_by, report, note=reason)
             finally:
                 builder.close()
-        builder = ProcessBuilder(target.arch, max(1, cores() - len(units)))
+        builder = ProcessBuilder(target.arch, spare_workers(len(units)))
         try:
             return measure_problems(
                 wanted, target, store, units, builder, limit, seed, served_by, report, chosen=chosen, first=first

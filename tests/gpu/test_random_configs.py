@@ -20,7 +20,8 @@ from flashtune.codegen.device import require_device
 from flashtune.codegen.family import Family, family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
-from flashtune.tuner.build import ProcessBuilder, cores, result
+from flashtune.tuner.build import ProcessBuilder, result
+from flashtune.tuner.capacity import cores
 from flashtune.tuner.coordinator import render
 
 pytestmark = pytest.mark.gpu

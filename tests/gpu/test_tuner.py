@@ -30,7 +30,8 @@ from flashtune.tuner import bench as bench_module
 from flashtune.tuner import coordinator
 from flashtune.tuner.bench import DeviceBench
 from flashtune.tuner.budget import Budget
-from flashtune.tuner.build import Built, ProcessBuilder, build, cores
+from flashtune.tuner.build import Built, ProcessBuilder, build
+from flashtune.tuner.capacity import cores
 from flashtune.tuner.coordinator import render
 from flashtune.tuner.measured import measure_problems
 from flashtune.tuner.report import Progress

@@ -1,0 +1,64 @@
+"""A tuning session that is to be killed, started again and again by one process that has all imported: a fork is quick.
+
+Run as a script with a folder and ``process`` or ``inline``, which is where the fake device is: in a worker process as
+usual, or in the session itself, which then has measured something within a fraction of a second. For each line on its
+input it starts a session and tells its number; after another line, when nobody will kill that number any more, it tells
+how the session ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from fake_worker import FakeUnit
+from tuner_fakes import GPU, FakeBuilder, LocalWorker, only_sm80, problem
+
+from flashtune.tuned_db.store import Store
+from flashtune.tuner.budget import Budget
+from flashtune.tuner.measured import measure_problems
+from flashtune.tuner.report import Progress
+from flashtune.tuner.worker import ProcessWorker
+
+TRIALS = 150
+PROBLEMS = [problem(512), problem(1024)]
+
+
+def tune(folder: Path, where: str) -> int:
+    """What is always the same command. Each trial that is told of is a line of the file ``told``."""
+    unit = FakeUnit("one", folder / "log", {}, 0.002)
+    hire: Any = LocalWorker if where == "inline" else ProcessWorker
+
+    def told(progress: Progress) -> None:
+        if progress.text.endswith(" ms"):
+            with (folder / "told").open("a", encoding="utf-8") as file:
+                file.write(progress.text.rsplit(" ", 2)[0] + "\n")
+
+    with Store.open(folder / "tuned.db") as store:
+        report = measure_problems(
+            PROBLEMS, GPU, store, [unit], FakeBuilder(), Budget(trials=TRIALS), 0, only_sm80, told, hire=hire
+        )
+    return report.tried
+
+
+def main(folder: Path, where: str) -> None:
+    for _ in sys.stdin:
+        reading, writing = Pipe(duplex=False)
+        pid = os.fork()
+        if not pid:
+            reading.close()
+            writing.send(tune(folder, where))
+            os._exit(0)
+        writing.close()
+        print(pid, flush=True)
+        sys.stdin.readline()
+        _, status = os.waitpid(pid, 0)
+        tried = reading.recv() if not status else 0
+        print(os.waitstatus_to_exitcode(status), tried, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
