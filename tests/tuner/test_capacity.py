@@ -12,7 +12,7 @@ from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, problem, run
 
 from flashtune.codegen.render import Source
 from flashtune.tuner import build, capacity
-from flashtune.tuner.build import MAX_WORKERS, WORKER_BYTES, Built, ProcessBuilder, pool_size, result, spare_workers
+from flashtune.tuner.build import MAX_WORKERS, WORKER_BYTES, Built, ProcessBuilder, pool_size, spare_workers
 from flashtune.tuner.coordinator import render
 from flashtune.tuner.space import make_space
 
@@ -97,7 +97,7 @@ def test_a_slow_compile_holds_up_no_other_even_on_one_core(monkeypatch: pytest.M
     try:
         slow = builder.submit(Source("600", "int slow;"))
         others = [builder.submit(Source("0.01", f"int other{number};")) for number in range(20)]
-        assert [result(each).digest for each in others] == [
+        assert [each.result(60).digest for each in others] == [
             Source("", f"int other{number};").digest for number in range(20)
         ]
         assert not slow.done()
