@@ -32,6 +32,7 @@ def run_tune(
     budget: str,
     mode: Any,
     devices: Sequence[int] | None,
+    ray: str | None = None,
     families: Collection[str] | None,
     sampler: str,
     seed: int,
@@ -49,7 +50,7 @@ def run_tune(
     path = database or database_path()
     capture: Capture | None = None
     if problems is None:
-        capture = read_capture(gpu, mode, devices, families)
+        capture = read_capture(gpu, mode, devices, families, ray)
         problems = [each.problem for each in capture.untuned(path)]
         if not problems:
             _print(_nothing_left(capture), path, capture, None, as_json)
@@ -68,6 +69,7 @@ def run_tune(
             seed=seed,
             families=families,
             progress=view.show,
+            ray=ray,
         )
     shared = None
     if share:
