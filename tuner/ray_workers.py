@@ -37,8 +37,9 @@ PING_SECONDS = 0.05
 class RayWorker:
     """``actor``, a `Host` that was asked to open ``unit``; ``opening`` is the answer to come.
 
-    Two threads stand between it and the session, because a pipe is what the session waits on: one takes requests with
-    what they launch to the actor, one brings the answers, and at last the actor's death.
+    A thread stands between it and the session, because a pipe is what the session waits on. It brings each request,
+    with what that launches, to the actor, and its answer back, and at last the actor's death. One request at a time:
+    Ray may lose the answer of an actor that dies right behind it, over the next one, and the wrong one would be blamed.
     ``crowded`` says, while there is no answer, why the actor will find no GPU; empty if it may.
     """
 
@@ -62,14 +63,9 @@ class RayWorker:
         self._over = threading.Event()
         """The session wants nothing more."""
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """References to answers in the order of requests; `Failed` for one that could not be sent; None at the end."""
-        self._threads = [
-            threading.Thread(target=work, daemon=True, name=f"flashtune {unit.name} {work.__name__}")
-            for work in (self._carry, self._listen)
-        ]
-        for thread in self._threads:
-            thread.start()
+        """None at the end."""
+        self._thread = threading.Thread(target=self._serve, daemon=True, name=f"flashtune {unit.name}")
+        self._thread.start()
 
     def send(self, request: Request) -> None:
         if self._fate:
@@ -82,8 +78,7 @@ class RayWorker:
     def kill(self) -> None:
         with contextlib.suppress(Exception):  # Ray is not to be reached: then neither is the actor
             self._ray.kill(self._actor, no_restart=True)
-        self._requests.put(None)
-        self._asked.put(None)  # wakes the listener of an actor that was idle
+        self._requests.put(None)  # for the thread of an actor that is idle
 
     def end(self) -> None:
         self._over.set()
@@ -99,20 +94,12 @@ class RayWorker:
         return bool(self._fate) or self._over.is_set()
 
     def join(self, seconds: float) -> None:
-        """Waits for the threads, after :meth:`end`: Ray must not be left under them."""
-        for thread in self._threads:
-            thread.join(seconds)
+        """Waits for the thread, after :meth:`end`: the connection to Ray must not be closed under it."""
+        self._thread.join(seconds)
 
-    # The threads
+    # The thread
 
-    def _carry(self) -> None:
-        while (request := self._requests.get()) is not None:
-            try:
-                self._asked.put(self._actor.answer.remote(request, dict(self._cargo(request))))
-            except Exception as error:
-                self._asked.put(Failed(f"{type(error).__name__}: {error}"))
-
-    def _listen(self) -> None:
+    def _serve(self) -> None:
         try:
             self._pass_on()
             self._see_off()
@@ -133,9 +120,17 @@ class RayWorker:
         self._node = opened.node
         self._say(opened.said)
         said: Answer = opened.said
-        while not isinstance(said, Lost) and (asked := self._asked.get()) is not None:
-            said = asked if isinstance(asked, Failed) else self._wait(asked)
+        while not isinstance(said, Lost) and (request := self._requests.get()) is not None:
+            said = self._answer(request)
             self._say(said)
+
+    def _answer(self, request: Request) -> Answer:
+        try:
+            cubins = dict(self._cargo(request))
+        except Exception as error:  # as where the worker itself is the one to compile
+            return Failed(f"{type(error).__name__}: {error}")
+        answer: Answer = self._wait(self._actor.answer.remote(request, cubins))
+        return answer
 
     def _say(self, answer: Answer) -> None:
         try:
