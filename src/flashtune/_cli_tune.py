@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -57,7 +59,9 @@ def run_tune(
             return
     if share:
         check_shareable(problems)
-    with TuneView(Console(stderr=True, highlight=False), limit) as view:
+    unheard = contextlib.redirect_stdout(io.StringIO()) if ray else contextlib.nullcontext()
+    # Ray prints a page for each worker that dies to standard output, which is for the report: the log has a line of it.
+    with TuneView(Console(stderr=True, highlight=False), limit) as view, unheard:
         report = tune(
             problems,
             gpu,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flashtune.codegen import cache
-from flashtune.codegen.cache import cache_key, compiled, cubin_dir, pack, unpack
+from flashtune.codegen.cache import cache_key, compiled, cubin_dir, pack, serve_only, unpack
 from flashtune.codegen.compile import Compiled
 from flashtune.codegen.render import Source
 from flashtune.errors import CompileError
