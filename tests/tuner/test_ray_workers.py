@@ -19,7 +19,7 @@ from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput, NoGpu
 from flashtune.tuned_db.store import Store
-from flashtune.tuner import coordinator, ray_cluster, ray_crew, ray_workers, session
+from flashtune.tuner import coordinator, ray_actor, ray_cluster, ray_crew, ray_workers, session
 from flashtune.tuner.budget import Budget
 from flashtune.tuner.build import Built
 from flashtune.tuner.measured import measure_problems
@@ -39,6 +39,7 @@ THREE = [("10.0.0.1", 1, "H100"), ("10.0.0.2", 1, "H100"), ("10.0.0.3", 1, "H100
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_workers, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(ray_actor, "serve_only", lambda cubins: None)  # the actors are threads of this process
 
 
 class Place:
@@ -144,14 +145,18 @@ def test_the_last_gpu_that_is_lost_ends_the_run_with_what_is_known(tmp_path: Pat
 
 
 def test_a_config_that_costs_two_workers_is_blamed_and_no_other(tmp_path: Path) -> None:
+    bad: list[Config] = []
+
     def outcome(config: Config, number: int) -> None:
-        if config == CONFIGS[1]:
+        if number == 3:
+            bad.append(config)
+        if config in bad:
             raise DeviceLostError("cudaErrorIllegalAddress")
 
     ray, place = FakeRay(THREE[:1]), Place(outcome)
     report = tune(ray, place, tmp_path / "db", [1024], 12)
     assert report.failed == {"illegal_access": 1}
-    assert place.attempts[PROBLEM, CONFIGS[1]] == 2
+    assert place.attempts[PROBLEM, bad[0]] == 2
     assert place.attempts.total() == 13
     assert len(ray.asked) == 3
 
@@ -161,13 +166,14 @@ def test_a_hang_costs_its_worker_and_is_a_timeout(tmp_path: Path, monkeypatch: p
     over = threading.Event()
 
     def outcome(config: Config, number: int) -> None:
-        if config == CONFIGS[2]:
+        if number == 3:
             over.wait(20)
 
     report = tune(FakeRay(THREE[:1]), Place(outcome), tmp_path / "db", [1024], 6)
     over.set()
     assert report.failed == {"timeout": 1}
     assert report.tried == 6
+    assert set(settled(tmp_path / "db").values()) == {1}
 
 
 def test_an_actor_whose_method_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +254,7 @@ def test_a_request_travels_with_all_that_it_launches_besides_what_is_there() -> 
 
 def test_what_a_preparation_brought_stays_and_the_rest_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[set[str]] = []
-    monkeypatch.setattr("flashtune.tuner.ray_actor.serve_only", lambda cubins: served.append(set(cubins)))
+    monkeypatch.setattr(ray_actor, "serve_only", lambda cubins: served.append(set(cubins)))
     bench = FakeBench()
     host = Host(bench, ray_crew.own_version())
     assert host.open().said == Ready(bench.evidence)
@@ -291,7 +297,6 @@ def test_tune_measures_on_the_cluster_and_leaves_it(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(ray_crew, "import_ray", lambda: ray)
     monkeypatch.setattr(ray_workers, "compiled", compiled)
-    monkeypatch.setattr("flashtune.tuner.ray_actor.serve_only", lambda cubins: None)
     monkeypatch.setattr(RayUnit, "open", lambda self: bench)
     monkeypatch.setattr(RayUnit, "sources", lambda self, problem: [])
     monkeypatch.setattr(session, "ProcessBuilder", lambda arch, workers: FakeBuilder())
