@@ -159,7 +159,7 @@ def test_candidates_that_kill_or_hang_cost_their_worker_alone(
     log = tmp_path / "log"
     bad = dict(zip(CONFIGS[1:5], ("exit", "kill", "lose", "hang"), strict=True))
     deeds = {config.key: deed for config, deed in bad.items()} | {CONFIGS[6].key: "once kill", "final": "once exit"}
-    report = tune(tmp_path / "db", crew(log, 1, deeds), [1024], "12")
+    report = tune(tmp_path / "db", crew(log, 1, deeds), [1024], "20")
     assert not report.stopped
     assert report.failed == {"illegal_access": 3, "timeout": 1}
     attempts = Counter(each.config for each in FakeUnit("", log).lines("attempt"))
@@ -169,7 +169,7 @@ def test_candidates_that_kill_or_hang_cost_their_worker_alone(
     assert "\n" not in said[CONFIGS[1]]
     assert "illegal memory access" in said[CONFIGS[3]]
     assert report.rows[0].ratio is not None
-    assert_each_once(tmp_path / "db", log, 12)
+    assert_each_once(tmp_path / "db", log, 20)
 
 
 def test_gpus_are_counted_by_model_and_one_that_is_another_is_refused(cluster: Any, tmp_path: Path) -> None:
