@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from flashtune import settings
-from flashtune.errors import InvalidInput
+from flashtune.errors import CompileError, InvalidInput
 
 from .compile import OPTIONS, Compiled, compile_source, nvrtc_version
 from .files import write_whole
@@ -34,6 +35,17 @@ _FACTS: dict[str, type] = {
 }
 
 _warned = False
+_sent: Mapping[str, Compiled] | None = None
+
+
+def serve_only(cubins: Mapping[str, Compiled] | None) -> None:
+    """From here on this process has ``cubins``, by digest of their source, and no other: it neither compiles nor reads.
+
+    For a worker on another machine than its session, whose disk has none of the cubins and whose NVRTC may be another
+    one: it launches what was compiled, and recorded, where the session is. None ends that.
+    """
+    global _sent
+    _sent = cubins
 
 
 def compiled(source: Source, arch: str, *, refresh: bool = False) -> Compiled:
@@ -41,6 +53,14 @@ def compiled(source: Source, arch: str, *, refresh: bool = False) -> Compiled:
 
     ``refresh`` compiles in any case and replaces the entry: for a cubin that the driver refused to load.
     """
+    if _sent is not None:
+        found = _sent.get(source.digest)
+        if found is None:
+            raise CompileError(
+                f"{source.name} was not sent: flashtune here makes another source of the same config than flashtune "
+                "where the run was started. Install the same on all machines"
+            )
+        return found
     try:
         directory = cubin_dir()
     except InvalidInput as error:

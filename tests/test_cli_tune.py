@@ -107,6 +107,39 @@ def test_misuse_exits_with_2(arguments: list[str], message: str, tuner: Tuner) -
     assert not tuner.asked
 
 
+# Where it is measured
+
+
+def test_a_cluster_is_asked_for_by_its_address(tuner: Tuner, capsys: pytest.CaptureFixture[str]) -> None:
+    call("--ray", "head:6379", "--seqlen", "512", "--heads", "4", "--head-dim", "64")
+    (asked,) = tuner.asked
+    assert (asked["ray"], asked["devices"], asked["mode"]) == ("head:6379", None, "auto")
+
+
+def test_what_ray_prints_is_no_part_of_the_report(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def noisy(*arguments: Any, **options: Any) -> Report:
+        print("(raylet) A worker died")
+        return tuner(*arguments, **options)
+
+    monkeypatch.setattr(session, "tune", noisy)
+    result = call("--ray", "auto", "--json", "--seqlen", "512", "--heads", "4", "--head-dim", "64")
+    assert len(json.loads(result.stdout)["problems"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "h100", "--ray", "auto", "--devices", "0"], "--devices are those of this machine"),
+        (["--ray", "auto"], "--ray needs --gpu"),
+    ],
+)
+def test_a_cluster_that_can_not_be_asked_is_a_usage_error(arguments: list[str], message: str, tuner: Tuner) -> None:
+    result = CliRunner().invoke(main, ["tune", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not tuner.asked
+
+
 # Budgets by name
 
 
@@ -253,6 +286,13 @@ def test_captured_problems_of_this_gpu_are_tuned_and_the_rest_is_named(
     assert "Captured for h100-sxm: 2 problems, 0 of them tuned, 2 left without a measurement:" in output
     assert f"{ONE} (asked for by 1 process)" in output
     assert f"Captured for other GPUs: 1 for {gpu_by_alias('a100').key}" in output
+
+
+def test_captured_problems_are_measured_on_a_cluster(
+    captured_problems: Callable[[Problem], None], tuner: Tuner
+) -> None:
+    assert json.loads(call("--captured", "--ray", "auto", "--json").stdout)["measured"]
+    assert set(tuner.problems) == {ONE, TWO}
 
 
 def test_what_is_tuned_is_not_tuned_again(captured_problems: Callable[[Problem], None], tuner: Tuner) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -21,10 +22,12 @@ from .budget import Budget, parse_budget
 from .build import ProcessBuilder, spare_workers
 from .measured import measure_problems
 from .predicted import predict_problems
+from .ray_cluster import asked_of_ray
 from .records import unusable
 from .report import Progress, Report
 from .strategy import DEFAULT_SAMPLER, strategy
 from .unit import CudaUnit
+from .worker import ProcessWorker, Unit, Worker
 
 Mode = Literal["auto", "measure", "predict"]
 DEFAULT_BUDGET = "120s"
@@ -43,6 +46,7 @@ def tune(
     sampler: str = DEFAULT_SAMPLER,
     first: Sequence[Config] = (),
     progress: Callable[[Progress], None] | None = None,
+    ray: str | None = None,
 ) -> Report:
     """Searches configs for ``problems`` and stores all that is found out; running it again goes on where it ended.
 
@@ -50,7 +54,8 @@ def tune(
     are checked and timed. Without it, mode ``auto`` compiles the most promising configs for it and stores predictions,
     which are never called measured; mode ``measure`` raises :class:`NoGpu`. ``predict`` never measures.
     All devices that are that GPU measure, each its own share of the problems; ``devices`` names the CUDA devices that
-    may. ``budget`` is shared by the problems. ``families`` limits the search to these kernel families. ``sampler``
+    may. With ``ray``, ``"auto"`` or an address, those measure instead that a Ray cluster gives of the model.
+    ``budget`` is shared by the problems. ``families`` limits the search to these kernel families. ``sampler``
     proposes what is measured (see :func:`.strategy.strategy`); ``first`` are measured before that and must be legal for
     each problem. A prediction ranks all configs and compiles the best: it uses neither.
 
@@ -66,38 +71,49 @@ def tune(
     if families is not None and not families:
         raise InvalidInput("families is empty: name at least one, or None for all")
     limit = parse_budget(budget)
-    target, units, reason = locate(gpu, mode, devices)
+    target, local, reason = locate(gpu, mode, devices, ray)
     wanted = list(dict.fromkeys(problems))
     _check(wanted, target, families)
     chosen = strategy(sampler)
     _check_first(first, wanted, target, families)
-    with Store.open(database_path() if database is None else database) as store:
-        report = progress or (lambda _: None)
+    report = progress or (lambda _: None)
 
-        def served_by(problem: Problem) -> list[Family]:
-            return eligible(problem, target, families)
+    def served_by(problem: Problem) -> list[Family]:
+        return eligible(problem, target, families)
 
+    with ExitStack() as stack:
+        units: Sequence[Unit] = local
+        hire: Callable[[Unit], Worker] = ProcessWorker
+        busy = len(local)
+        if ray is not None:
+            from .ray_crew import crew
+
+            report(Progress(0.0, f"asking the Ray cluster for {target}"))
+            hired = stack.enter_context(crew(ray, target, len(wanted)))
+            units, hire, busy = hired.units, hired.hire, hired.here
+        store = stack.enter_context(Store.open(database_path() if database is None else database))
+        builder = ProcessBuilder(target.arch, spare_workers(busy))
+        stack.callback(builder.close)
         if not units:
-            builder = ProcessBuilder(target.arch, spare_workers(0))
-            try:
-                return predict_problems(wanted, target, store, builder, limit, served_by, report, note=reason)
-            finally:
-                builder.close()
-        builder = ProcessBuilder(target.arch, spare_workers(len(units)))
-        try:
-            return measure_problems(
-                wanted, target, store, units, builder, limit, seed, served_by, report, chosen=chosen, first=first
-            )
-        finally:
-            builder.close()
+            return predict_problems(wanted, target, store, builder, limit, served_by, report, note=reason)
+        return measure_problems(
+            wanted, target, store, units, builder, limit, seed, served_by, report,
+            hire=hire, chosen=chosen, first=first,
+        )  # fmt: skip
 
 
-def locate(gpu: Gpu | str | None, mode: str, devices: Sequence[int] | None = None) -> tuple[Gpu, list[CudaUnit], str]:
+def locate(
+    gpu: Gpu | str | None, mode: str, devices: Sequence[int] | None = None, ray: str | None = None
+) -> tuple[Gpu, list[CudaUnit], str]:
     """The `Gpu` meant, the CUDA devices that measure (none if nothing is to be measured), and why there are none.
 
+    With ``ray`` there are none here: those of the cluster measure.
+
     Raises :class:`NoGpu` where ``mode`` or a missing name needs a device, and :class:`InvalidInput` for ``devices``
-    that can't measure together.
+    that can't measure together, or for a request that no cluster can serve.
     """
+    if ray is not None:
+        return asked_of_ray(gpu, mode, devices, ray), [], ""
     if not isinstance(gpu, Gpu | str | None):
         raise InvalidType(f"gpu is a {type(gpu).__qualname__}, it must be a Gpu, an alias such as 'h100', or None")
     target = gpu_by_alias(gpu) if isinstance(gpu, str) else gpu

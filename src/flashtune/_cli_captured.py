@@ -25,7 +25,7 @@ class Capture:
     file: Path
     gpu: Gpu
     measures: bool
-    """Whether a device that is ``gpu`` is here, and may measure."""
+    """Whether a device that is ``gpu`` is here, and may measure, or a cluster is asked for it."""
     mine: tuple[Captured, ...]
     others: Counter[str]
     """Problems of other device models, by key."""
@@ -40,14 +40,18 @@ class Capture:
 
 
 def read_capture(
-    gpu: str | None, mode: Any, devices: Sequence[int] | None, families: Collection[str] | None
+    gpu: str | None,
+    mode: Any,
+    devices: Sequence[int] | None,
+    families: Collection[str] | None,
+    ray: str | None = None,
 ) -> Capture:
     """Reads the file that the settings name; a problem that no family serves on the GPU is passed over."""
     from .errors import UnsupportedProblem
     from .tuned_db.captured import read_captured
     from .tuner.session import eligible, locate
 
-    target, units, _ = locate(gpu, mode, devices)
+    target, units, _ = locate(gpu, mode, devices, ray)
     path = capture_path() or captured_problems_path()
     found, strange = read_captured(path)
 
@@ -61,7 +65,7 @@ def read_capture(
     return Capture(
         file=path,
         gpu=target,
-        measures=bool(units),
+        measures=bool(units) or ray is not None,
         mine=mine,
         others=Counter(each.gpu_key for each in found if each.gpu_key != target.key),
         strange=strange,

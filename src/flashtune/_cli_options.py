@@ -68,6 +68,16 @@ devices_option = click.option(
 )
 
 
+ray_option = click.option(
+    "--ray",
+    metavar="auto|HOST:PORT",
+    help="Measure on a Ray cluster instead: on all free GPUs that Ray has of the model --gpu, each its share of the "
+    "problems. auto is the cluster that this machine is part of (ray start), or that RAY_ADDRESS names. Kernels are "
+    "compiled here and results stored here; a node that is lost costs time alone. Each node needs flashtune: "
+    'pip install "flashtune[cuda13,ray]".',
+)
+
+
 DEFAULT_EFFORT = "normal"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -33,6 +35,7 @@ def run_tune(
     budget: str,
     mode: Any,
     devices: Sequence[int] | None,
+    ray: str | None = None,
     families: Collection[str] | None,
     sampler: str,
     seed: int,
@@ -51,7 +54,7 @@ def run_tune(
     path = database or database_path()
     capture: Capture | None = None
     if problems is None:
-        capture = read_capture(gpu, mode, devices, families)
+        capture = read_capture(gpu, mode, devices, families, ray)
         problems = [each.problem for each in capture.untuned(path)]
         if not problems:
             _print(_nothing_left(capture), path, capture, None, as_json)
@@ -60,7 +63,9 @@ def run_tune(
         _check_served(source, problems, locate(gpu, mode, devices)[0], families)
     if share:
         check_shareable(problems)
-    with TuneView(Console(stderr=True, highlight=False), limit) as view:
+    unheard = contextlib.redirect_stdout(io.StringIO()) if ray else contextlib.nullcontext()
+    # Ray prints a page for each worker that dies to standard output, which is for the report: the log has a line of it.
+    with TuneView(Console(stderr=True, highlight=False), limit) as view, unheard:
         report = tune(
             problems,
             gpu,
@@ -72,6 +77,7 @@ def run_tune(
             seed=seed,
             families=families,
             progress=view.show,
+            ray=ray,
         )
     shared = None
     if share:

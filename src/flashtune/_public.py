@@ -93,6 +93,7 @@ def tune(
     sampler: str = "residual",
     first: Sequence[Config] = (),
     progress: Callable[[Progress], None] | None = None,
+    ray: str | None = None,
 ) -> Report:
     """Searches configs for ``problems`` and stores what is found; ``attention()`` uses the winners at once.
 
@@ -113,10 +114,12 @@ def tune(
         first: Configs that are measured before any other, such as ``[flashtune.plan(problem).config]``; each must be
             legal for each problem.
         progress: Called with each step.
+        ray: ``"auto"`` or ``"host:port"``: the GPUs measure that a Ray cluster has of the model ``gpu``, instead of
+            those here (needs the extra ``ray``).
 
     Raises:
-        InvalidInput, InvalidType, IllegalConfig, UnsupportedProblem, UnknownGpu, NoGpu, StoreError: before anything is
-            changed.
+        InvalidInput, InvalidType, IllegalConfig, UnsupportedProblem, UnknownGpu, NoGpu, MissingDependency, StoreError:
+            before anything is changed.
 
     Example:
         >>> import flashtune
@@ -151,6 +154,7 @@ def tune(
             sampler=sampler,
             first=first,
             progress=progress,
+            ray=ray,
         )
     finally:
         forget()

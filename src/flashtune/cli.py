@@ -24,6 +24,7 @@ from ._cli_options import (
     new_database_option,
     problem_from,
     problem_options,
+    ray_option,
     take_problem,
 )
 from ._cli_problems import asked_problems, source_options
@@ -98,6 +99,7 @@ def main() -> None:
     help="auto measures if the GPU is here and predicts otherwise; measure refuses otherwise; predict never measures.",
 )
 @devices_option
+@ray_option
 @click.option("--family", "families", multiple=True, help="Search only this kernel family. May be repeated.")
 @click.option(
     "--sampler",
@@ -129,6 +131,7 @@ def tune(
     effort: str | None,
     mode: str,
     devices: list[int] | None,
+    ray: str | None,
     families: tuple[str, ...],
     sampler: str,
     seed: int,
@@ -154,7 +157,12 @@ def tune(
       flashtune tune --sampler exhaustive --budget 8h  all configs in the order of the model, or until the time is up
       flashtune tune --sampler optuna:NSGAIISampler    another of Optuna's own samplers
       flashtune tune --devices 2,3 --preset grid       on these two GPUs, which must be of one model
+      flashtune tune --gpu h100 --ray auto             on all free H100s of the Ray cluster
     """
+    if ray is not None and devices is not None:
+        raise click.UsageError("--devices are those of this machine; with --ray the cluster measures: give one of them")
+    if ray is not None and gpu is None:
+        raise click.UsageError("--ray needs --gpu: the model to ask Ray for, such as h100")
     from ._cli_tune import run_tune
 
     run_tune(
@@ -163,6 +171,7 @@ def tune(
         budget=chosen_budget(budget, effort),
         mode=mode,
         devices=devices,
+        ray=ray,
         families=families or None,
         sampler=sampler,
         seed=seed,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flashtune.codegen import cache
-from flashtune.codegen.cache import cache_key, compiled, cubin_dir, pack, unpack
+from flashtune.codegen.cache import cache_key, compiled, cubin_dir, pack, serve_only, unpack
 from flashtune.codegen.compile import Compiled
 from flashtune.codegen.render import Source
 from flashtune.errors import CompileError
@@ -93,6 +94,22 @@ def test_refresh_compiles_and_replaces(compiler: Compiler) -> None:
     assert compiled(SOURCE, "sm_90a", refresh=True).cubin == b"newsm_90a"
     assert compiled(SOURCE, "sm_90a").cubin == b"newsm_90a"
     assert len(compiler.runs) == 2
+
+
+def test_a_process_that_is_sent_its_cubins_has_no_others(compiler: Compiler) -> None:
+    made = compiled(SOURCE, "sm_90a")
+    other = Source("other.cu", SOURCE.text + "\nint more;")
+    commented = Source("same.cu", SOURCE.text + "\n// the compiler sees the same")
+    sent = dataclasses.replace(made, nvrtc="12.8")
+    try:
+        serve_only({SOURCE.digest: sent})
+        assert compiled(SOURCE, "sm_90a") is compiled(commented, "sm_90a", refresh=True) is sent
+        with pytest.raises(CompileError, match=r"other\.cu was not sent: .* Install the same on all machines"):
+            compiled(other, "sm_90a")
+    finally:
+        serve_only(None)
+    assert compiled(SOURCE, "sm_90a") == made
+    assert len(compiler.runs) == 1
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

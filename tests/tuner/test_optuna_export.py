@@ -98,7 +98,7 @@ def test_an_export_that_ends_early_leaves_nothing(measured: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["new.db", "--gpu", "h100"], 1, "Error: nothing was measured yet in"),
+        (["new.db", "--gpu", "h100"], 1, "Error: nothing was measured yet on "),
         (["new.db", "--gpu", "h1000"], 1, "h1000"),
         (["missing/new.db"], 1, "the folder missing does not exist"),
         ([], 2, "Missing argument 'FILE'"),

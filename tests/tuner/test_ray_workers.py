@@ -1,0 +1,327 @@
+"""Workers on a Ray cluster, where ray is a fake: placing, deaths, lost nodes, refusals. No ray is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_ray import FakeRay
+from tuner_fakes import FAMILY, FakeBench, FakeBuilder, only_sm80, problem
+
+from flashtune.codegen.compile import Compiled
+from flashtune.codegen.config import Config
+from flashtune.codegen.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.problem import Problem
+from flashtune.errors import InvalidInput, NoGpu
+from flashtune.tuned_db.store import Store
+from flashtune.tuner import coordinator, ray_actor, ray_cluster, ray_crew, ray_workers, session
+from flashtune.tuner.budget import Budget
+from flashtune.tuner.build import Built
+from flashtune.tuner.measured import measure_problems
+from flashtune.tuner.ray_actor import Host, RayUnit
+from flashtune.tuner.ray_crew import Crew
+from flashtune.tuner.ray_workers import ended, launched
+from flashtune.tuner.report import Report
+from flashtune.tuner.space import make_space
+from flashtune.tuner.trial import DeviceLostError, Outcome
+from flashtune.tuner.worker import Attempt, Final, Lost, Prepare, Prepared, Ready
+
+PROBLEM = problem()
+GPU = gpu_by_alias("h100")
+CONFIGS = make_space(PROBLEM, GPU, FAMILY).configs
+THREE = [("10.0.0.1", 1, "H100"), ("10.0.0.2", 1, "H100"), ("10.0.0.3", 1, "H100")]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_workers, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(ray_actor, "serve_only", lambda cubins: None)  # the actors are threads of this process
+
+
+class Place:
+    """Makes a bench for each unit, and keeps them all."""
+
+    def __init__(self, outcome: Callable[[Config, int], Outcome | None] = lambda config, number: None) -> None:
+        self.outcome = outcome
+        self.benches: list[FakeBench] = []
+
+    def __call__(self, number: int, gpu: Gpu, accelerator: str) -> FakeBench:
+        assert (gpu, accelerator) == (GPU, "H100")
+        self.benches.append(FakeBench(unit=f"ray:{number}", outcome=self.outcome))
+        return self.benches[-1]
+
+    @property
+    def attempts(self) -> Counter[tuple[Problem, Config]]:
+        return Counter(attempt for each in self.benches for attempt in each.attempts)
+
+
+def tune(ray: FakeRay, place: Place, path: Path, seqlens: list[int], trials: int, most: int = 9) -> Report:
+    crew = Crew(ray, GPU, most, unit=place, cargo=lambda unit, arch: lambda request: {})
+    try:
+        crew.start()
+        with Store.open(path) as store:
+            return measure_problems(
+                [problem(each) for each in seqlens], GPU, store, crew.units, FakeBuilder(), Budget(trials=trials), 0,
+                only_sm80, lambda progress: None, hire=crew.hire,
+            )  # fmt: skip
+    finally:
+        crew.close()
+        assert not [each for node in ray.all for each in node.actors]
+        assert not [each for each in threading.enumerate() if each.name.startswith("flashtune ray")]
+
+
+def settled(path: Path) -> Counter[tuple[Problem, Config]]:
+    with Store.open(path, readonly=True) as store:
+        rows = store.measurements()
+    return Counter((each.problem, each.config) for each in rows if each.stage != "final")
+
+
+def test_each_gpu_of_the_model_measures_and_ray_retries_nothing(tmp_path: Path) -> None:
+    ray, place = FakeRay([*THREE, ("10.0.0.4", 8, "A100"), ("10.0.0.5", 0, "")]), Place()
+    report = tune(ray, place, tmp_path / "db", [512, 1024, 2048], 30)
+    assert report.tried == 30
+    assert [len(each.attempts) for each in place.benches] == [10, 10, 10]
+    assert all(row.ratio is not None for row in report.rows)
+    options = {"num_gpus": 1, "num_cpus": 1, "accelerator_type": "H100", "max_restarts": 0, "max_task_retries": 0}
+    assert ray.asked == [options | {"max_concurrency": 1}] * 3
+
+
+def test_no_more_gpus_are_taken_than_there_are_problems_or_free_ones(tmp_path: Path) -> None:
+    ray = FakeRay([("10.0.0.2", 8, "H100")])
+    assert tune(ray, Place(), tmp_path / "db", [512, 1024], 8, most=2).tried == 8
+    assert len(ray.asked) == 2
+    ray.others = 5
+    assert tune(ray, Place(), tmp_path / "db", [512, 1024, 2048, 4096], 16).tried == 16
+    assert len(ray.asked) == 2 + 3
+
+
+def test_problems_of_a_lost_node_go_on_elsewhere_and_each_trial_is_stored_once(tmp_path: Path) -> None:
+    ray = FakeRay(THREE)
+    count = iter(range(1000))
+
+    def outcome(config: Config, number: int) -> None:
+        if next(count) == 20:
+            ray.lose("10.0.0.2")
+
+    place = Place(outcome)
+    report = tune(ray, place, tmp_path / "db", [512, 1024, 2048, 4096], 80)
+    assert not report.stopped
+    assert "was given up" in report.note
+    assert "Ray has no H100 for it: of those that the run began with 2 are left, and at work" in report.note
+    assert all(row.tried == 20 and row.ratio is not None for row in report.rows)
+    rows = settled(tmp_path / "db")
+    assert set(rows.values()) == {1}
+    assert rows.total() == 80
+    assert place.attempts.total() <= 81  # one may have been under way where the node was lost
+
+
+def test_where_a_gpu_is_free_the_lost_worker_is_replaced_there(tmp_path: Path) -> None:
+    ray = FakeRay(THREE)
+
+    def outcome(config: Config, number: int) -> None:
+        if number == 5:
+            ray.lose("10.0.0.1")
+
+    report = tune(ray, Place(outcome), tmp_path / "db", [1024], 30, most=1)
+    assert (report.tried, report.note, report.stopped) == (30, "", "")
+    assert len(ray.asked) == 2
+    assert set(settled(tmp_path / "db").values()) == {1}
+
+
+def test_the_last_gpu_that_is_lost_ends_the_run_with_what_is_known(tmp_path: Path) -> None:
+    ray = FakeRay(THREE[:1])
+
+    def outcome(config: Config, number: int) -> None:
+        if number == 5:
+            ray.lose("10.0.0.1")
+
+    report = tune(ray, Place(outcome), tmp_path / "db", [1024], 30)
+    assert "of those that the run began with 0 are left" in report.stopped
+    assert settled(tmp_path / "db").total() == 4
+
+
+def test_a_config_that_costs_two_workers_is_blamed_and_no_other(tmp_path: Path) -> None:
+    bad: list[Config] = []
+
+    def outcome(config: Config, number: int) -> None:
+        if number == 3:
+            bad.append(config)
+        if config in bad:
+            raise DeviceLostError("cudaErrorIllegalAddress")
+
+    ray, place = FakeRay(THREE[:1]), Place(outcome)
+    report = tune(ray, place, tmp_path / "db", [1024], 12)
+    assert report.failed == {"illegal_access": 1}
+    assert place.attempts[PROBLEM, bad[0]] == 2
+    assert place.attempts.total() == 13
+    assert len(ray.asked) == 3
+
+
+def test_a_hang_costs_its_worker_and_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator, "ATTEMPT_SECONDS", 0.2)
+    over = threading.Event()
+
+    def outcome(config: Config, number: int) -> None:
+        if number == 3:
+            over.wait(20)
+
+    report = tune(FakeRay(THREE[:1]), Place(outcome), tmp_path / "db", [1024], 6)
+    over.set()
+    assert report.failed == {"timeout": 1}
+    assert report.tried == 6
+    assert set(settled(tmp_path / "db").values()) == {1}
+
+
+def test_an_actor_whose_method_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([RuntimeError("could not be unpickled")])
+    whole = Host.answer
+
+    def answer(self: Host, *arguments: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(Host, "answer", answer)
+    ray = FakeRay(THREE[:1])
+    assert tune(ray, Place(), tmp_path / "db", [1024], 6).tried == 6
+    assert len(ray.asked) == 2
+
+
+# Refused before anything is measured
+
+
+def start(ray: FakeRay, place: Any = RayUnit) -> None:
+    crew = Crew(ray, GPU, 2, unit=place)
+    try:
+        crew.start()
+    finally:
+        crew.close()
+        assert not [each for node in ray.all for each in node.actors]
+
+
+def test_a_gpu_that_is_another_than_the_one_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashtune.codegen import device
+
+    monkeypatch.setattr(device, "gpu_of_device", lambda index: gpu_by_alias("h100-pcie"))
+    with pytest.raises(NoGpu, match=r"can't measure for h100-sxm: its GPU is h100-pcie .* Ray calls both H100$"):
+        start(FakeRay(THREE))
+
+
+def test_another_flashtune_on_a_node_is_refused() -> None:
+    opened = Host(FakeBench(), "0.0.0").open()
+    assert isinstance(opened.said, Lost)
+    assert "0.0.0 here" in opened.said.message
+
+
+def test_a_node_without_flashtune_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Host, *arguments: Any) -> None:
+        raise ModuleNotFoundError("No module named 'flashtune'")
+
+    monkeypatch.setattr(Host, "__init__", broken)
+    with pytest.raises(NoGpu, match=r"ended: No module named 'flashtune'\. Each node needs .*pip install"):
+        start(FakeRay(THREE))
+
+
+def test_a_cluster_that_places_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_crew, "START_SECONDS", 0.1)
+    ray = FakeRay(THREE)
+    monkeypatch.setattr(ray, "place", lambda: None)
+    with pytest.raises(NoGpu, match=r"no place for a worker .*`ray status`"):
+        start(ray)
+
+
+# What travels
+
+
+def test_a_request_travels_with_all_that_it_launches_besides_what_is_there() -> None:
+    from flashtune.tuner.sample import samples
+
+    unit, built = FakeBench(), Built(digest="a" * 64)
+    for config in CONFIGS[:4]:
+        (source,) = launched(Attempt(PROBLEM, config, built, None), unit)
+        (kernel,) = FAMILY.plan(PROBLEM, config, GPU).kernels
+        assert source.digest == kernel.source.digest
+        for sample in samples(PROBLEM.spec):
+            assert FAMILY.plan(sample.problem, config, GPU).kernels[0].source.digest == source.digest
+    assert len(launched(Final(PROBLEM, tuple(CONFIGS[:4]), 0.5), unit)) == 4
+    assert not launched(Attempt(PROBLEM, CONFIGS[0], dataclasses.replace(built, error="no"), None), unit)
+
+
+def test_what_a_preparation_brought_stays_and_the_rest_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[set[str]] = []
+    monkeypatch.setattr(ray_actor, "serve_only", lambda cubins: served.append(set(cubins)))
+    bench = FakeBench()
+    host = Host(bench, ray_crew.own_version())
+    assert host.open().said == Ready(bench.evidence)
+    cubin: Any = object()
+    assert host.answer(Prepare(PROBLEM), {"reference": cubin}) == Prepared("")
+    attempt = Attempt(PROBLEM, CONFIGS[0], Built(digest="a" * 64), None)
+    for name in ("one", "two"):
+        host.answer(attempt, {name: cubin})
+    assert served == [{"reference"}, {"reference", "one"}, {"reference", "two"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "The actor died unexpectedly before finishing this task.\n\tclass_name: Host\n\tip: 10.0.0.3\nThe actor is "
+            "dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+            "unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) ...",
+            "ended: its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+            "unexpectedly exits with a connection error code 2. End of file",
+        ),
+        ("The actor 1d47 is unavailable: RpcError: Socket closed.", "ended: unavailable: RpcError: Socket closed"),
+        ("", "ended: ValueError"),
+    ],
+)
+def test_a_death_is_told_in_a_line(text: str, line: str) -> None:
+    assert ended(ValueError(text)) == line
+
+
+# The whole way
+
+
+def test_tune_measures_on_the_cluster_and_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, bench = FakeRay(THREE), FakeBench()
+    sent: list[str] = []
+
+    def compiled(source: Any, arch: str) -> Compiled:
+        sent.append(source.digest)
+        return Compiled(b"cubin", arch, "13.5", 96, 0, 0, 0, 0.1, "")
+
+    monkeypatch.setattr(ray_crew, "import_ray", lambda: ray)
+    monkeypatch.setattr(ray_workers, "compiled", compiled)
+    monkeypatch.setattr(RayUnit, "open", lambda self: bench)
+    monkeypatch.setattr(RayUnit, "sources", lambda self, problem: [])
+    monkeypatch.setattr(session, "ProcessBuilder", lambda arch, workers: FakeBuilder())
+    path = tmp_path / "db"
+    report = session.tune([PROBLEM], "h100", budget="6", database=path, ray="auto", families=["sm80_fwd"])
+    assert report.measured
+    assert report.tried == 6
+    assert ray.calls == ["auto", "shutdown"]
+    with Store.open(path, readonly=True) as store:
+        rows = store.measurements()
+    assert {each.unit for each in rows} == {"GPU-fake"}
+    assert {each.nvrtc for each in rows} == {"13.5"}
+    assert set(sent) == {each.source_digest for each in rows}
+    ray.connected = True  # by the program that calls
+    session.tune([PROBLEM], "h100", budget="2", database=path, ray="auto", families=["sm80_fwd"])
+    assert ray.calls == ["auto", "shutdown"]
+
+
+def test_a_cluster_without_the_gpu_leaves_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay([("10.0.0.2", 8, "A100")])
+    monkeypatch.setattr(ray_crew, "import_ray", lambda: ray)
+    with pytest.raises(NoGpu, match=r"offers no h100-sxm: it has no H100\. Its GPUs, by node: 8 A100"):
+        session.tune([PROBLEM], "h100", database=tmp_path / "db", ray="auto")
+    with pytest.raises(InvalidInput, match="name the GPU model"):
+        session.tune([PROBLEM], database=tmp_path / "db", ray="auto")
+    assert not (tmp_path / "db").exists()
+    assert ray_cluster.free_gpus(ray, session.gpu_by_alias("a100")) == 8
+    assert ray.calls == ["auto", "shutdown"]
