@@ -9,6 +9,7 @@ import importlib
 import logging
 import re
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from flashtune.errors import InvalidInput, InvalidType, MissingDependency, NoGpu
 INSTALL_RAY = 'pip install "flashtune[ray]"'
 CONNECT_SECONDS = 5.0
 """For a machine to answer at all. Ray itself tries a wrong address for minutes."""
+SETTLE_SECONDS, SETTLE_LOOK_SECONDS = 4.0, 0.2
+"""For GPUs that a run gave back a moment ago to be free for Ray too, and how often that is looked at."""
 
 ACCELERATORS: dict[str, str] = {
     "t4": "T4",
@@ -115,12 +118,15 @@ def connect(ray: Any, address: str) -> bool:
     return True
 
 
-def free_gpus(ray: Any, gpu: Gpu) -> int:
-    """How many GPUs that Ray calls by the name of ``gpu`` it can give. :class:`NoGpu` for none."""
+def free_gpus(ray: Any, gpu: Gpu, wanted: int) -> int:
+    """How many GPUs that Ray calls by the name of ``gpu`` it can give, up to ``wanted``. :class:`NoGpu` for none."""
     label = ACCELERATORS[gpu.name]
     nodes = live_nodes(ray)
     here = sum(count for labels, count, _ in nodes if label in labels)
-    free = min(here, int(ray.available_resources().get("GPU", 0)))
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (free := int(ray.available_resources().get("GPU", 0))) < min(here, wanted) and time.monotonic() < deadline:
+        time.sleep(SETTLE_LOOK_SECONDS)
+    free = min(free, here, wanted)
     if free < 1:
         listed = ", ".join(f"{count} {'/'.join(labels) or 'of no known type'}" for labels, count, _ in nodes if count)
         state = f"none of its {here} {label} is free" if here else f"it has no {label}"

@@ -59,9 +59,10 @@ class Crew:
 
     def start(self) -> None:
         """Asks for the workers and waits for them. :class:`NoGpu` where there is none, or one is no ``gpu``."""
-        free = free_gpus(self._ray, self._gpu)
-        self._others = self._alive() - free
-        asked = [self._make_unit(number, self._gpu, self._label) for number in range(min(free, self._most))]
+        free = free_gpus(self._ray, self._gpu, self._most)
+        if free < self._most:  # else there may be others beside these
+            self._others = self._alive() - free
+        asked = [self._make_unit(number, self._gpu, self._label) for number in range(free)]
         for unit in asked:
             self._ready[unit.name] = self._actor(unit)
         openings = [opening for _, opening in self._ready.values()]

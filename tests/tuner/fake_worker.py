@@ -125,3 +125,19 @@ class FakeUnit:
             raise ZeroDivisionError("as the test wants it")
         elif deed:
             raise AssertionError(deed)
+
+
+@dataclass(frozen=True)
+class LaunchingUnit(FakeUnit):
+    """Looks for the cubin of each candidate, as a device does that is to launch it."""
+
+    arch: str = "sm_90a"
+
+    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+        from flashtune.codegen.cache import compiled
+        from flashtune.tuner.coordinator import render
+
+        found = compiled(render(problem, config), self.arch)
+        self.write("cubin", problem, config)
+        assert (found.nvrtc, found.registers) == (built.nvrtc, built.registers)
+        return super().attempt(problem, config, built, best)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_worker import FakeUnit
+from fake_worker import FakeUnit, LaunchingUnit
 from tuner_fakes import FAMILY, GPU, FakeBuilder, only_sm80, problem
 
 from flashtune.codegen.compile import Compiled
@@ -19,6 +19,7 @@ from flashtune.errors import NoGpu
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
 from flashtune.tuner.budget import parse_budget
+from flashtune.tuner.build import Builder, ProcessBuilder
 from flashtune.tuner.measured import measure_problems
 from flashtune.tuner.ray_cluster import connect, free_gpus, live_nodes
 from flashtune.tuner.ray_crew import Crew
@@ -54,22 +55,25 @@ def add_gpu(cluster: Any, name: str = "H100") -> Any:
     return cluster.add_node(num_cpus=1, num_gpus=1, resources={f"accelerator_type:{name}": 1})
 
 
-class Nothing:
+def no_cargo(unit: Unit, arch: str) -> Callable[[Request], Mapping[str, Compiled]]:
     """For fakes, which launch nothing."""
-
-    def __call__(self, request: Request) -> Mapping[str, Compiled]:
-        return {}
+    return lambda request: {}
 
 
 def crew(log: Path, most: int, deeds: dict[str, str] | None = None, seconds: float = 0.0) -> Crew:
     def unit(number: int, gpu: Gpu, accelerator: str) -> Unit:
         return FakeUnit(f"ray:{number}", log, deeds or {}, seconds)
 
-    return Crew(ray, GPU, most, unit=unit, cargo=lambda unit, arch: Nothing())
+    return Crew(ray, GPU, most, unit=unit, cargo=no_cargo)
 
 
 def tune(
-    path: Path, hired: Crew, seqlens: list[int], budget: str, started: Callable[[], object] = lambda: None
+    path: Path,
+    hired: Crew,
+    seqlens: list[int],
+    budget: str,
+    started: Callable[[], object] = lambda: None,
+    builder: Builder | None = None,
 ) -> Report:
     """Calls ``started`` between the first actors and the first measurement."""
     problems = [problem(each) for each in seqlens]
@@ -78,7 +82,7 @@ def tune(
         started()
         with Store.open(path) as store:
             return measure_problems(
-                problems, GPU, store, hired.units, FakeBuilder(), parse_budget(budget), 0, only_sm80,
+                problems, GPU, store, hired.units, builder or FakeBuilder(), parse_budget(budget), 0, only_sm80,
                 lambda progress: None, hire=hired.hire,
             )  # fmt: skip
     finally:
@@ -172,12 +176,36 @@ def test_candidates_that_kill_or_hang_cost_their_worker_alone(
     assert_each_once(tmp_path / "db", log, 20)
 
 
+@pytest.mark.nvrtc
+def test_cubins_travel_to_workers_that_compile_nothing(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cupy", reason="needs NVRTC", exc_type=ImportError)
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    add_gpu(cluster)
+    log = tmp_path / "log"
+    hired = Crew(ray, GPU, 1, unit=lambda number, gpu, accelerator: LaunchingUnit("ray:0", log))
+    builder = ProcessBuilder(GPU.arch, 2)
+    try:
+        report = tune(tmp_path / "db", hired, [1024], "4", builder=builder)
+    finally:
+        builder.close()
+    assert not report.failed
+    assert len(FakeUnit("", log).lines("cubin")) == 4
+    assert all(each.nvrtc for each in stored(tmp_path / "db"))
+    FakeUnit("", log).log.unlink()
+    bare = Crew(ray, GPU, 1, unit=lambda number, gpu, accelerator: LaunchingUnit("ray:0", log), cargo=no_cargo)
+    report = tune(tmp_path / "other.db", bare, [1024], "2", builder=FakeBuilder())
+    assert report.failed == {"failed": 2}
+    assert "was not sent" in stored(tmp_path / "other.db")[0].message
+
+
 def test_gpus_are_counted_by_model_and_one_that_is_another_is_refused(cluster: Any, tmp_path: Path) -> None:
     add_gpu(cluster, "A100")
     with pytest.raises(NoGpu, match=r"offers no h100-sxm: it has no H100\. Its GPUs, by node: 1 A100$"):
-        free_gpus(ray, GPU)
+        free_gpus(ray, GPU, 1)
     add_gpu(cluster)
-    assert free_gpus(ray, GPU) == free_gpus(ray, gpu_by_alias("a100")) == 1
+    assert free_gpus(ray, GPU, 2) == free_gpus(ray, gpu_by_alias("a100"), 2) == 1
     assert sorted(labels for labels, _, _ in live_nodes(ray)) == [[], ["A100"], ["H100"]]
     hired = Crew(ray, GPU, 1)  # the unit is a real one, and there is no GPU
     try:

@@ -13,6 +13,7 @@ from tuner_fakes import GPU
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.gpu_table import GPUS, ROWS
 from flashtune.errors import FlashtuneError, InvalidInput, InvalidType, MissingDependency, NoGpu, UnknownGpu
+from flashtune.tuner import ray_cluster
 from flashtune.tuner.ray_cluster import ACCELERATORS, asked_of_ray, connect, free_gpus, import_ray
 
 
@@ -89,10 +90,25 @@ def test_a_cluster_that_refuses_is_one_line(failure: Exception, message: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_gpus_that_others_use_are_not_free() -> None:
+def test_gpus_that_others_use_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay([("10.0.0.1", 4, "H100"), ("10.0.0.2", 2, "A100")])
-    assert free_gpus(ray, GPU) == 4
-    assert free_gpus(ray, gpu_by_alias("a100-40gb")) == 2
+    assert [free_gpus(ray, GPU, wanted) for wanted in (3, 4, 9)] == [3, 4, 4]
+    assert free_gpus(ray, gpu_by_alias("a100-40gb"), 9) == 2
+    monkeypatch.setattr(ray_cluster, "SETTLE_SECONDS", 0.0)
     ray.others = 6
     with pytest.raises(NoGpu, match=r"none of its 4 H100 is free\. Its GPUs, by node: 4 H100, 2 A100$"):
-        free_gpus(ray, GPU)
+        free_gpus(ray, GPU, 1)
+
+
+def test_gpus_that_were_just_given_back_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "SETTLE_LOOK_SECONDS", 0.0)
+    ray = FakeRay([("10.0.0.1", 4, "H100")])
+    left = iter([4, 4, 1, 0])
+    whole = ray.available_resources
+
+    def available() -> dict[str, float]:
+        ray.others = next(left)
+        return whole()
+
+    monkeypatch.setattr(ray, "available_resources", available)
+    assert free_gpus(ray, GPU, 3) == 3

@@ -91,11 +91,14 @@ def test_each_gpu_of_the_model_measures_and_ray_retries_nothing(tmp_path: Path) 
     assert ray.asked == [options | {"max_concurrency": 1}] * 3
 
 
-def test_no_more_gpus_are_taken_than_there_are_problems_or_free_ones(tmp_path: Path) -> None:
+def test_no_more_gpus_are_taken_than_there_are_problems_or_free_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = FakeRay([("10.0.0.2", 8, "H100")])
     assert tune(ray, Place(), tmp_path / "db", [512, 1024], 8, most=2).tried == 8
     assert len(ray.asked) == 2
     ray.others = 5
+    monkeypatch.setattr(ray_cluster, "SETTLE_SECONDS", 0.0)
     assert tune(ray, Place(), tmp_path / "db", [512, 1024, 2048, 4096], 16).tried == 16
     assert len(ray.asked) == 2 + 3
 
@@ -323,5 +326,5 @@ def test_a_cluster_without_the_gpu_leaves_no_database(tmp_path: Path, monkeypatc
     with pytest.raises(InvalidInput, match="name the GPU model"):
         session.tune([PROBLEM], database=tmp_path / "db", ray="auto")
     assert not (tmp_path / "db").exists()
-    assert ray_cluster.free_gpus(ray, session.gpu_by_alias("a100")) == 8
+    assert ray_cluster.free_gpus(ray, session.gpu_by_alias("a100"), 9) == 8
     assert ray.calls == ["auto", "shutdown"]
