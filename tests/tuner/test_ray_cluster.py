@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_worker import FakeUnit, LaunchingUnit
-from tuner_fakes import FAMILY, GPU, FakeBuilder, only_sm80, problem
+from tuner_fakes import FAMILY, FakeBuilder, only_sm80, problem
 
 from flashtune.codegen.compile import Compiled
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
@@ -34,6 +34,7 @@ cluster_utils: Any = pytest.importorskip("ray.cluster_utils", reason="needs the 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 HERE = Path(__file__).parent
+GPU = gpu_by_alias("h100")
 CONFIGS = make_space(problem(), GPU, FAMILY).configs
 """In the model's order, which is the order of the first trials behind the default."""
 

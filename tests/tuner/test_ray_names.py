@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from fake_ray import FakeRay
-from tuner_fakes import GPU
 
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.gpu_table import GPUS, ROWS
 from flashtune.errors import FlashtuneError, InvalidInput, InvalidType, MissingDependency, NoGpu, UnknownGpu
 from flashtune.tuner import ray_cluster
 from flashtune.tuner.ray_cluster import ACCELERATORS, asked_of_ray, connect, free_gpus, import_ray
+
+GPU = gpu_by_alias("h100")
 
 
 def test_each_gpu_of_the_table_has_a_name_in_ray() -> None:
