@@ -27,12 +27,6 @@ def explicit_plan(problem: Problem, gpu: Gpu, config: Config) -> Plan:
     return owner.plan(problem, config, gpu)
 
 
-def default_plan(problem: Problem, gpu: Gpu) -> Plan:
-    """The plan of the default config."""
-    config = default_config(problem, gpu)
-    return family(config.family).plan(problem, config, gpu)
-
-
 def chosen_plan(problem: Problem, gpu: Gpu) -> Plan:
     """The plan that ``attention()`` launches where the caller gives no config."""
     choice = find(problem, gpu)
