@@ -181,9 +181,11 @@ class Sm90Fwd(Family):
 
     def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
         assert isinstance(config, Sm90FwdConfig)
+        keys = [config.block_n, *_half(config.block_n)]
         return {
             "element": ELEMENTS[spec.dtype],
-            "wgmma_widths": sorted({config.block_n, *_half(config.block_n), spec.value_dim}),
+            "shared_products": [(n, -(-spec.head_dim // 16)) for n in keys],
+            "register_products": [(spec.value_dim, n // 16) for n in keys],
             "registers": _registers(config),
         }
 

@@ -66,33 +66,49 @@ struct KeyBlocks {
   }
 };
 
+// Steps of the first product: a swizzled line holds a few, then comes the next panel.
+struct HeadSteps {
+  static constexpr int kCount = kHeadSteps;
+
+  static constexpr int offset(int step, int rows) {
+    constexpr int kPanelSteps = KeyPanels::kWidth / 16;
+    return step / kPanelSteps * rows * KeyPanels::kLine + step % kPanelSteps * 32;
+  }
+  static constexpr int a(int step) {
+    return offset(step, kWarpgroupRows);
+  }
+  static constexpr int b(int step) {
+    return offset(step, kBlockN);
+  }
+};
+
 // S = Q K^T for the first kKeys keys of a block, started.
 template <int kKeys>
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q_smem, u32 k_smem) {
   float (&part)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(scores);
   constexpr int kLine = KeyPanels::kLine;
-  constexpr int kPanelSteps = KeyPanels::kWidth / 16;
   const u64 q = matrix_descriptor(q_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
   const u64 k = matrix_descriptor(k_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
-#pragma unroll
-  for (int step = 0; step < kHeadSteps; ++step) {
-    const int panel = step / kPanelSteps;
-    const int within = step % kPanelSteps * 32;  // bytes
-    wgmma_shared<Element, false, false>(part, descriptor_plus(q, panel * kWarpgroupRows * kLine + within),
-                                        descriptor_plus(k, panel * kBlockN * kLine + within), step > 0);
-  }
+  wgmma_shared<Element, false, false, HeadSteps>(part, q, k, false);
   wgmma_commit();
 }
+
+// Steps of the second product: 16 keys each, which are lines of a panel.
+template <int kKeys>
+struct KeySteps {
+  static constexpr int kCount = kKeys / 16;
+
+  static constexpr int b(int step) {
+    return step * 16 * ValuePanels::kLine;
+  }
+};
 
 // O += P V for the first kKeys keys of a block, started. V is MN-major: a line holds columns of one key.
 template <int kKeys>
 __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, u32 v_smem) {
   constexpr int kLine = ValuePanels::kLine;
   const u64 v = matrix_descriptor(v_smem, kBlockN * kLine, 8 * kLine, kSwizzleOfRow<kLine>);
-#pragma unroll
-  for (int step = 0; step < kKeys / 16; ++step) {
-    wgmma_registers<Element, true>(out, weights[step], descriptor_plus(v, step * 16 * kLine), true);
-  }
+  wgmma_registers<Element, true, KeySteps<kKeys>>(out, weights, v, true);
   wgmma_commit();
 }
 

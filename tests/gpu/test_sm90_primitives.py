@@ -63,7 +63,7 @@ extern "C" __global__ void toy(u32* out) {{
   out[0] = shared_address(smem);
 }}
 """
-    source = toys.device_source(text, {"element": "Half", "wgmma_widths": []})
+    source = toys.device_source(text, {"element": "Half", **toys.one_step()})
     (found,) = launcher.run(Launch(source, toys.ENTRY, {"out": np.zeros(1, np.uint32)}, ("out",), 32, 65536))
     assert found["out"][0] % 1024 == 0
 

@@ -40,6 +40,12 @@ using Element = {{element}};
 """What all begin with."""
 
 
+def one_step(*widths: int) -> dict[str, object]:
+    """Names of lib/wgmma.cuh.jinja for products of N in ``widths``, a step at a time."""
+    shapes = [(n, 1) for n in widths]
+    return {"shared_products": shapes, "register_products": shapes}
+
+
 def text_of(name: str) -> str:
     return (Path(__file__).parent / "toys" / f"{name}.cu.jinja").read_text(encoding="utf-8")
 
@@ -68,7 +74,7 @@ class Gemm:
             "a_row": self.a_row,
             "b_row": self.b_row,
             "element": ELEMENTS[self.dtype],
-            "wgmma_widths": [self.n],
+            **one_step(self.n),
             **flags,
         }
 
@@ -173,7 +179,7 @@ class Ring:
         return BARRIERS + self.stages * 2 * 64 * 64 * 2
 
     def names(self) -> dict[str, object]:
-        return {"stages": self.stages, "element": ELEMENTS[self.dtype], "wgmma_widths": [64]}
+        return {"stages": self.stages, "element": ELEMENTS[self.dtype], **one_step(64)}
 
     def maps(self) -> dict[str, TensorMap]:
         def matrix(lines: int, columns: int, pitch: int) -> TensorMap:
@@ -235,7 +241,7 @@ class Attention:
         return {
             "stages": self.stages,
             "element": ELEMENTS[self.dtype],
-            "wgmma_widths": [64],
+            **one_step(64),
             "p_shared": str(self.p_shared).lower(),
         }
 
@@ -301,7 +307,7 @@ class Box:
         loaded, stored = (", ".join(f"{name}{axis}" for axis in range(rank)) for name in "ct")
         return {
             "element": "Half",
-            "wgmma_widths": [8],
+            **one_step(),
             "load": f"tma_load_{rank}d(tile, &map, bar, {loaded})",
             "store": f"tma_store_{rank}d(&target, tile, {stored})",
         }

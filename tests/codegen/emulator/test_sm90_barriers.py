@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sm90_toys import HEAD, run_toy
+from sm90_toys import HEAD, one_step, run_toy
 
 from flashtune.codegen.emulator.faults import Fault
 from flashtune.codegen.emulator.tensors import Mapped, output_tensor, plain_tensor
@@ -46,7 +46,7 @@ def run_small(body: str, arrivals: int = 128, threads: int = 128, seed: int = 0)
     lines = plain_tensor("lines", np.arange(128, dtype=np.float32).reshape(16, 8), "float32")
     out = output_tensor("out", "float32", (threads,))
     described = TensorMap(0, "float32", (8, 16, 1, 1), (32, 512, 512), (8, 16, 1, 1))
-    names = {"element": "Half", "wgmma_widths": [], "arrivals": arrivals, "body": body}
+    names = {"element": "Half", **one_step(), "arrivals": arrivals, "body": body}
     return run_toy(SMALL, names, [Mapped(lines, described), out], threads, 2048, seed=seed)["out"]
 
 
@@ -237,7 +237,7 @@ class Readers:
 READ = "out[thread] = floats[5];"
 PRODUCT = (
     "float d[4] = {}; const u32 a[4] = {}; wgmma_fence();"
-    "wgmma_registers<Element, false>(d, a, matrix_descriptor(tile, 128, 128, MatrixSwizzle::kNone), false);"
+    "wgmma_registers<Element, false>(d, &a, matrix_descriptor(tile, 128, 128, MatrixSwizzle::kNone), false);"
     "wgmma_commit(); wgmma_wait<0>();"
 )
 """Reads 256 bytes of ``floats``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from sm90_toys import ATTENTION, ATTENTIONS, BOX, BOXES, GEMM, GEMMS, HEAD, RING, RINGS, device_source
+from sm90_toys import ATTENTION, ATTENTIONS, BOX, BOXES, GEMM, GEMMS, HEAD, RING, RINGS, device_source, one_step
 
 from flashtune.codegen.compile import compile_source
 
@@ -16,6 +16,16 @@ BAD = re.compile(r"serializ|ignored|C75\d\d|spill stores [^0]", re.IGNORECASE)
 EVERYTHING = (
     HEAD
     + """
+struct TwoSteps {
+  static constexpr int kCount = 2;
+  static constexpr int a(int step) {
+    return 32 * step;
+  }
+  static constexpr int b(int step) {
+    return 2048 * step;
+  }
+};
+
 template <int kRegisters>
 __device__ __forceinline__ void products(u32 tile, float* out) {
   float d[kRegisters];
@@ -23,15 +33,17 @@ __device__ __forceinline__ void products(u32 tile, float* out) {
   for (int i = 0; i < kRegisters; ++i) {
     d[i] = 1.0f;
   }
-  const u32 a[4] = {tile, tile, tile, tile};
+  const u32 a[2][4] = {};
   const u64 matrix = matrix_descriptor(tile, 16, 1024, kSwizzleOfRow<128>);
   wgmma_fence();
-  wgmma_shared<Half, false, false>(d, matrix, matrix, true);
-  wgmma_shared<Half, true, false>(d, matrix, descriptor_plus(matrix, 32), true);
-  wgmma_shared<BFloat16, false, true>(d, matrix, matrix, true);
-  wgmma_shared<BFloat16, true, true>(d, matrix, matrix, true);
-  wgmma_registers<Half, false>(d, a, matrix, true);
-  wgmma_registers<BFloat16, true>(d, a, matrix, true);
+  wgmma_shared<Element, false, false>(d, matrix, matrix, true);
+  wgmma_shared<Element, true, false>(d, matrix, descriptor_plus(matrix, 32), true);
+  wgmma_shared<Element, false, true>(d, matrix, matrix, true);
+  wgmma_shared<Element, true, true>(d, matrix, matrix, true);
+  wgmma_shared<Element, false, false, TwoSteps>(d, matrix, matrix, true);
+  wgmma_registers<Element, false>(d, a, matrix, true);
+  wgmma_registers<Element, true>(d, a, matrix, true);
+  wgmma_registers<Element, true, TwoSteps>(d, a, matrix, true);
   wgmma_commit();
   wgmma_wait<0>();
 #pragma unroll
@@ -57,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) toy(const __grid_constant__
   mbarrier_wait(bar, 0);
   while (!mbarrier_test_wait(bar, 1)) {
   }
-  //% for n in wgmma_widths
+  //% for n, steps in shared_products if steps == 1
   products<{{n // 2}}>(tile, out);
   //% endfor
   const u32 a[4] = {tile, tile, tile, tile};
@@ -83,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) toy(const __grid_constant__
 WIDTHS = (
     HEAD
     + """
-//% for n in wgmma_widths
+//% for n, steps in shared_products
 extern "C" __global__ void __launch_bounds__(128, 1) toy_{{n}}(float* out, u64 a, u64 b) {
   float d[{{n // 2}}];
   wgmma_fence();
@@ -100,15 +112,18 @@ extern "C" __global__ void __launch_bounds__(128, 1) toy_{{n}}(float* out, u64 a
 )
 
 
-def test_every_function_assembles() -> None:
-    built = compile_source(device_source(EVERYTHING, {"element": "Half", "wgmma_widths": [8, 72]}), "sm_90a")
+@pytest.mark.parametrize("element", ["Half", "BFloat16"])
+def test_every_function_assembles(element: str) -> None:
+    shapes = [(8, 1), (8, 2), (72, 1), (72, 2)]
+    names = {"element": element, "shared_products": shapes, "register_products": shapes}
+    built = compile_source(device_source(EVERYTHING, names), "sm_90a")
     assert not re.search("serializ", built.log), built.log
     assert built.spill_bytes == 0
 
 
 def test_every_width_assembles() -> None:
     widths = list(range(8, 257, 8))
-    built = compile_source(device_source(WIDTHS, {"element": "BFloat16", "wgmma_widths": widths}), "sm_90a")
+    built = compile_source(device_source(WIDTHS, {"element": "BFloat16", **one_step(*widths)}), "sm_90a")
     assert not BAD.search(built.log), built.log
     assert built.log.count("Compiling entry function") == len(widths)
 

@@ -436,156 +436,285 @@ constexpr __device__ __forceinline__ u64 descriptor_plus(u64 descriptor, u32 byt
 
 
 
-template <typename Element, int kN>
-struct Wgmma;
 
-template <>
-struct Wgmma<Half, 64> {
-  template <bool kTransA, bool kTransB>
-  static __device__ __forceinline__ void shared(float (&d)[32], u64 a, u64 b, bool accumulate) {
-    asm volatile(
-        "{\n"
-        ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, accumulate, 1, 1, %35, %36;\n"
-        "}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA ? 1 : 0), "n"(kTransB ? 1 : 0)
-        : "memory");
+// Inline asm names each register, so each shape has its own text. All steps of a product are one statement that lists D
+// once: with a statement for each, a third of the compiler's time went into such lists.
+template <typename Element, int kN, int kSteps>
+struct SharedProduct;
+
+template <typename Element, int kN, int kSteps>
+struct RegisterProduct;
+
+// The steps of a product, and how many bytes from the operands of step 0 each step's lie.
+struct OneStep {
+  static constexpr int kCount = 1;
+  static constexpr int a(int) {
+    return 0;
   }
-
-  template <bool kTransB>
-  static __device__ __forceinline__ void registers(float (&d)[32], const u32 (&a)[4], u64 b, bool accumulate) {
-    asm volatile(
-        "{\n"
-        ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, accumulate, 1, 1, "
-        "%38;\n"
-        "}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransB ? 1 : 0)
-        : "memory");
+  static constexpr int b(int) {
+    return 0;
   }
 };
 
 template <>
-struct Wgmma<Half, 128> {
-  template <bool kTransA, bool kTransB>
-  static __device__ __forceinline__ void shared(float (&d)[64], u64 a, u64 b, bool accumulate) {
+struct SharedProduct<BFloat16, 128, 8> {
+  template <bool kTransA, bool kTransB, typename Steps>
+  static __device__ __forceinline__ void add(float (&d)[64], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
+        ".reg .b64 a, b;\n"
         "setp.ne.b32 accumulate, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, accumulate, 1, 1, %67, %68;\n"
-        "}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA ? 1 : 0), "n"(kTransB ? 1 : 0)
-        : "memory");
-  }
-
-  template <bool kTransB>
-  static __device__ __forceinline__ void registers(float (&d)[64], const u32 (&a)[4], u64 b, bool accumulate) {
-    asm volatile(
-        "{\n"
-        ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, {%64, %65, %66, %67}, %68, accumulate, 1, 1, "
-        "%70;\n"
-        "}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransB ? 1 : 0)
-        : "memory");
-  }
-};
-
-template <>
-struct Wgmma<BFloat16, 64> {
-  template <bool kTransA, bool kTransB>
-  static __device__ __forceinline__ void shared(float (&d)[32], u64 a, u64 b, bool accumulate) {
-    asm volatile(
-        "{\n"
-        ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, accumulate, 1, 1, %35, %36;\n"
-        "}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA ? 1 : 0), "n"(kTransB ? 1 : 0)
-        : "memory");
-  }
-
-  template <bool kTransB>
-  static __device__ __forceinline__ void registers(float (&d)[32], const u32 (&a)[4], u64 b, bool accumulate) {
-    asm volatile(
-        "{\n"
-        ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, accumulate, 1, 1, "
-        "%38;\n"
-        "}"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransB ? 1 : 0)
-        : "memory");
-  }
-};
-
-template <>
-struct Wgmma<BFloat16, 128> {
-  template <bool kTransA, bool kTransB>
-  static __device__ __forceinline__ void shared(float (&d)[64], u64 a, u64 b, bool accumulate) {
-    asm volatile(
-        "{\n"
-        ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %66, 0;\n"
+        "add.s64 a, %64, %69;\n"
+        "add.s64 b, %65, %70;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, accumulate, 1, 1, %67, %68;\n"
+        "}, a, b, accumulate, 1, 1, %67, %68;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %64, %71;\n"
+        "add.s64 b, %65, %72;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, a, b, accumulate, 1, 1, %67, %68;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %64, %73;\n"
+        "add.s64 b, %65, %74;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, a, b, accumulate, 1, 1, %67, %68;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %64, %75;\n"
+        "add.s64 b, %65, %76;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, a, b, accumulate, 1, 1, %67, %68;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %64, %77;\n"
+        "add.s64 b, %65, %78;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, a, b, accumulate, 1, 1, %67, %68;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %64, %79;\n"
+        "add.s64 b, %65, %80;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, a, b, accumulate, 1, 1, %67, %68;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %64, %81;\n"
+        "add.s64 b, %65, %82;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, a, b, accumulate, 1, 1, %67, %68;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %64, %83;\n"
+        "add.s64 b, %65, %84;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, a, b, accumulate, 1, 1, %67, %68;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA ? 1 : 0), "n"(kTransB ? 1 : 0)
+        , "n"(Steps::a(0) >> 4), "n"(Steps::b(0) >> 4)
+        , "n"(Steps::a(1) >> 4), "n"(Steps::b(1) >> 4)
+        , "n"(Steps::a(2) >> 4), "n"(Steps::b(2) >> 4)
+        , "n"(Steps::a(3) >> 4), "n"(Steps::b(3) >> 4)
+        , "n"(Steps::a(4) >> 4), "n"(Steps::b(4) >> 4)
+        , "n"(Steps::a(5) >> 4), "n"(Steps::b(5) >> 4)
+        , "n"(Steps::a(6) >> 4), "n"(Steps::b(6) >> 4)
+        , "n"(Steps::a(7) >> 4), "n"(Steps::b(7) >> 4)
         : "memory");
   }
+};
 
-  template <bool kTransB>
-  static __device__ __forceinline__ void registers(float (&d)[64], const u32 (&a)[4], u64 b, bool accumulate) {
+template <>
+struct SharedProduct<BFloat16, 64, 8> {
+  template <bool kTransA, bool kTransB, typename Steps>
+  static __device__ __forceinline__ void add(float (&d)[32], u64 a, u64 b, bool accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred accumulate;\n"
-        "setp.ne.b32 accumulate, %69, 0;\n"
+        ".reg .b64 a, b;\n"
+        "setp.ne.b32 accumulate, %34, 0;\n"
+        "add.s64 a, %32, %37;\n"
+        "add.s64 b, %33, %38;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, a, b, accumulate, 1, 1, %35, %36;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %32, %39;\n"
+        "add.s64 b, %33, %40;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, a, b, accumulate, 1, 1, %35, %36;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %32, %41;\n"
+        "add.s64 b, %33, %42;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, a, b, accumulate, 1, 1, %35, %36;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %32, %43;\n"
+        "add.s64 b, %33, %44;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, a, b, accumulate, 1, 1, %35, %36;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %32, %45;\n"
+        "add.s64 b, %33, %46;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, a, b, accumulate, 1, 1, %35, %36;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %32, %47;\n"
+        "add.s64 b, %33, %48;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, a, b, accumulate, 1, 1, %35, %36;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %32, %49;\n"
+        "add.s64 b, %33, %50;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, a, b, accumulate, 1, 1, %35, %36;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 a, %32, %51;\n"
+        "add.s64 b, %33, %52;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, a, b, accumulate, 1, 1, %35, %36;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+        : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransA ? 1 : 0), "n"(kTransB ? 1 : 0)
+        , "n"(Steps::a(0) >> 4), "n"(Steps::b(0) >> 4)
+        , "n"(Steps::a(1) >> 4), "n"(Steps::b(1) >> 4)
+        , "n"(Steps::a(2) >> 4), "n"(Steps::b(2) >> 4)
+        , "n"(Steps::a(3) >> 4), "n"(Steps::b(3) >> 4)
+        , "n"(Steps::a(4) >> 4), "n"(Steps::b(4) >> 4)
+        , "n"(Steps::a(5) >> 4), "n"(Steps::b(5) >> 4)
+        , "n"(Steps::a(6) >> 4), "n"(Steps::b(6) >> 4)
+        , "n"(Steps::a(7) >> 4), "n"(Steps::b(7) >> 4)
+        : "memory");
+  }
+};
+
+template <>
+struct RegisterProduct<BFloat16, 128, 8> {
+  template <bool kTransB, typename Steps>
+  static __device__ __forceinline__ void add(float (&d)[64], const u32 (*a)[4], u64 b, bool accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred accumulate;\n"
+        ".reg .b64 b;\n"
+        "setp.ne.b32 accumulate, %65, 0;\n"
+        "add.s64 b, %64, %71;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, {%64, %65, %66, %67}, %68, accumulate, 1, 1, "
-        "%70;\n"
+        "}, {%67, %68, %69, %70}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %76;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%72, %73, %74, %75}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %81;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%77, %78, %79, %80}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %86;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%82, %83, %84, %85}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %91;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%87, %88, %89, %90}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %96;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%92, %93, %94, %95}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %101;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%97, %98, %99, %100}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %106;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%102, %103, %104, %105}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransB ? 1 : 0)
+        : "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransB ? 1 : 0)
+        , "r"(a[0][0]), "r"(a[0][1]), "r"(a[0][2]), "r"(a[0][3]), "n"(Steps::b(0) >> 4)
+        , "r"(a[1][0]), "r"(a[1][1]), "r"(a[1][2]), "r"(a[1][3]), "n"(Steps::b(1) >> 4)
+        , "r"(a[2][0]), "r"(a[2][1]), "r"(a[2][2]), "r"(a[2][3]), "n"(Steps::b(2) >> 4)
+        , "r"(a[3][0]), "r"(a[3][1]), "r"(a[3][2]), "r"(a[3][3]), "n"(Steps::b(3) >> 4)
+        , "r"(a[4][0]), "r"(a[4][1]), "r"(a[4][2]), "r"(a[4][3]), "n"(Steps::b(4) >> 4)
+        , "r"(a[5][0]), "r"(a[5][1]), "r"(a[5][2]), "r"(a[5][3]), "n"(Steps::b(5) >> 4)
+        , "r"(a[6][0]), "r"(a[6][1]), "r"(a[6][2]), "r"(a[6][3]), "n"(Steps::b(6) >> 4)
+        , "r"(a[7][0]), "r"(a[7][1]), "r"(a[7][2]), "r"(a[7][3]), "n"(Steps::b(7) >> 4)
+        : "memory");
+  }
+};
+
+template <>
+struct RegisterProduct<BFloat16, 128, 4> {
+  template <bool kTransB, typename Steps>
+  static __device__ __forceinline__ void add(float (&d)[64], const u32 (*a)[4], u64 b, bool accumulate) {
+    asm volatile(
+        "{\n"
+        ".reg .pred accumulate;\n"
+        ".reg .b64 b;\n"
+        "setp.ne.b32 accumulate, %65, 0;\n"
+        "add.s64 b, %64, %71;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%67, %68, %69, %70}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %76;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%72, %73, %74, %75}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %81;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%77, %78, %79, %80}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "add.s64 b, %64, %86;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%82, %83, %84, %85}, b, accumulate, 1, 1, %66;\n"
+        "setp.eq.b32 accumulate, 0, 0;\n"
+        "}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+        : "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransB ? 1 : 0)
+        , "r"(a[0][0]), "r"(a[0][1]), "r"(a[0][2]), "r"(a[0][3]), "n"(Steps::b(0) >> 4)
+        , "r"(a[1][0]), "r"(a[1][1]), "r"(a[1][2]), "r"(a[1][3]), "n"(Steps::b(1) >> 4)
+        , "r"(a[2][0]), "r"(a[2][1]), "r"(a[2][2]), "r"(a[2][3]), "n"(Steps::b(2) >> 4)
+        , "r"(a[3][0]), "r"(a[3][1]), "r"(a[3][2]), "r"(a[3][3]), "n"(Steps::b(3) >> 4)
         : "memory");
   }
 };
 
 // A and B in shared memory; transposed ones are MN-major. d[4 i + 2 r + e] of lane (g, t) is row 16 w + g + 8 r and
-// column 8 i + 2 t + e, for warp w of the warpgroup.
-template <typename Element, bool kTransA, bool kTransB, int kRegisters>
+// column 8 i + 2 t + e, for warp w of the warpgroup. Without `accumulate`, D is not read.
+template <typename Element, bool kTransA, bool kTransB, typename Steps = OneStep, int kRegisters>
 __device__ __forceinline__ void wgmma_shared(float (&d)[kRegisters], u64 a, u64 b, bool accumulate) {
-  Wgmma<Element, 2 * kRegisters>::template shared<kTransA, kTransB>(d, a, b, accumulate);
+  SharedProduct<Element, 2 * kRegisters, Steps::kCount>::template add<kTransA, kTransB, Steps>(d, a, b, accumulate);
 }
 
-// A in registers, as for mma_m16n8k16: a warp has its 16 rows.
-template <typename Element, bool kTransB, int kRegisters>
-__device__ __forceinline__ void wgmma_registers(float (&d)[kRegisters], const u32 (&a)[4], u64 b, bool accumulate) {
-  Wgmma<Element, 2 * kRegisters>::template registers<kTransB>(d, a, b, accumulate);
+// A in registers, four for each step, as for mma_m16n8k16: a warp has its 16 rows.
+template <typename Element, bool kTransB, typename Steps = OneStep, int kRegisters>
+__device__ __forceinline__ void wgmma_registers(float (&d)[kRegisters], const u32 (*a)[4], u64 b, bool accumulate) {
+  RegisterProduct<Element, 2 * kRegisters, Steps::kCount>::template add<kTransB, Steps>(d, a, b, accumulate);
 }
 // The one kernel argument of every forward family. Mirrored by PARAMS_FIELDS in codegen/plan.py, which a test compares.
 //
@@ -1179,33 +1308,49 @@ struct KeyBlocks {
   }
 };
 
+// Steps of the first product: a swizzled line holds a few, then comes the next panel.
+struct HeadSteps {
+  static constexpr int kCount = kHeadSteps;
+
+  static constexpr int offset(int step, int rows) {
+    constexpr int kPanelSteps = KeyPanels::kWidth / 16;
+    return step / kPanelSteps * rows * KeyPanels::kLine + step % kPanelSteps * 32;
+  }
+  static constexpr int a(int step) {
+    return offset(step, kWarpgroupRows);
+  }
+  static constexpr int b(int step) {
+    return offset(step, kBlockN);
+  }
+};
+
 // S = Q K^T for the first kKeys keys of a block, started.
 template <int kKeys>
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q_smem, u32 k_smem) {
   float (&part)[kKeys / 2] = reinterpret_cast<float (&)[kKeys / 2]>(scores);
   constexpr int kLine = KeyPanels::kLine;
-  constexpr int kPanelSteps = KeyPanels::kWidth / 16;
   const u64 q = matrix_descriptor(q_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
   const u64 k = matrix_descriptor(k_smem, 16, 8 * kLine, kSwizzleOfRow<kLine>);
-#pragma unroll
-  for (int step = 0; step < kHeadSteps; ++step) {
-    const int panel = step / kPanelSteps;
-    const int within = step % kPanelSteps * 32;  // bytes
-    wgmma_shared<Element, false, false>(part, descriptor_plus(q, panel * kWarpgroupRows * kLine + within),
-                                        descriptor_plus(k, panel * kBlockN * kLine + within), step > 0);
-  }
+  wgmma_shared<Element, false, false, HeadSteps>(part, q, k, false);
   wgmma_commit();
 }
+
+// Steps of the second product: 16 keys each, which are lines of a panel.
+template <int kKeys>
+struct KeySteps {
+  static constexpr int kCount = kKeys / 16;
+
+  static constexpr int b(int step) {
+    return step * 16 * ValuePanels::kLine;
+  }
+};
 
 // O += P V for the first kKeys keys of a block, started. V is MN-major: a line holds columns of one key.
 template <int kKeys>
 __device__ __forceinline__ void multiply_values(Output& out, const Weights& weights, u32 v_smem) {
   constexpr int kLine = ValuePanels::kLine;
   const u64 v = matrix_descriptor(v_smem, kBlockN * kLine, 8 * kLine, kSwizzleOfRow<kLine>);
-#pragma unroll
-  for (int step = 0; step < kKeys / 16; ++step) {
-    wgmma_registers<Element, true>(out, weights[step], descriptor_plus(v, step * 16 * kLine), true);
-  }
+  wgmma_registers<Element, true, KeySteps<kKeys>>(out, weights, v, true);
   wgmma_commit();
 }
 
