@@ -9,18 +9,17 @@ from flashtune.codegen.bits import from_memory
 from flashtune.codegen.launch import BoundPlan
 from flashtune.codegen.problem import ITEM_BYTES
 
-from .memory import POISON, Arena, download, elements, skew, upload, workspace_address
+from .guard import Guarded, workspace
+from .memory import Arena, download, elements, skew, upload
 from .sample import Sample
 from .trial import Outcome
-
-GUARD_BYTES = 4096
-"""Poisoned bytes around the output of a sample, which must stay as they are."""
 
 
 def check_sample(sample: Sample, bound: BoundPlan, arena: Arena, stream: int) -> Outcome:
     """Launches ``bound``, a candidate bound to the sample's problem, twice: ``ok`` with its errors, or ``wrong``.
 
-    Output and LSE are poisoned before each launch and lie between guard bytes; inputs must stay as they were.
+    Output, LSE and workspace are poisoned before each launch and lie between guard bands; inputs must stay as they
+    were.
     """
     problem = sample.problem
     counts = elements(problem)
@@ -33,39 +32,33 @@ def check_sample(sample: Sample, bound: BoundPlan, arena: Arena, stream: int) ->
     for name, values in host.items():
         upload(addresses[name], values)
 
-    out_bytes = counts.out * ITEM_BYTES[problem.spec.output]
-    region = np.empty(2 * GUARD_BYTES + offset + out_bytes, np.uint8)
-    region_address = arena.address("sample-out", region.nbytes)
-    lse = np.empty((problem.batch, problem.num_heads, problem.seqlen_q), np.float32)
-    lse_address = arena.address("sample-lse", counts.lse * 4)
-    workspace = workspace_address(arena, bound)
+    out = Guarded.of(arena, "sample-out", counts.out * ITEM_BYTES[problem.spec.output], offset)
+    lse = Guarded.of(arena, "sample-lse", counts.lse * 4)
+    shared = workspace(arena, bound)
+    written = [each for each in (out, lse, shared) if each]
     results = []
     for _ in range(2):  # equal inputs must give equal bits: a race may show
-        runtime.memsetAsync(region_address, POISON, region.nbytes, stream)
-        runtime.memsetAsync(lse_address, POISON, lse.nbytes, stream)
-        out_address = region_address + GUARD_BYTES + offset
-        if workspace:
-            runtime.memsetAsync(workspace, POISON, bound.loaded.plan.workspace_bytes, stream)
-        bound.launch(q, k, v, out_address, lse_address, stream, workspace)
+        for each in written:
+            each.poison(stream)
+        bound.launch(q, k, v, out.address, lse.address, stream, shared.address if shared else 0)
         runtime.streamSynchronize(stream)
-        download(region_address, region)
-        download(lse_address, lse)
-        results.append((region.copy(), lse.copy()))
+        made, made_lse = np.empty(out.size, np.uint8), np.empty(lse.size, np.uint8)
+        download(out.address, made)
+        download(lse.address, made_lse)
+        results.append((made, made_lse))
+        if not all(each.intact() for each in written):
+            return _wrong("wrote outside its output")
 
-    begin = GUARD_BYTES + offset
-    guards = np.concatenate([region[:begin], region[begin + out_bytes :]])
-    if (guards != POISON).any():
-        return _wrong("wrote outside its output")
     for name, values in host.items():
         after = np.empty_like(values)
         download(addresses[name], after)
-        if not np.array_equal(after, values):
+        if not np.array_equal(after.view(np.uint8), values.view(np.uint8)):
             return _wrong(f"changed its input {name}")
-    if any(not np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(*results, strict=True)):
+    if any(not np.array_equal(a, b) for a, b in zip(*results, strict=True)):
         return _wrong("two launches with equal inputs differ")
-    raw = np.ascontiguousarray(region[begin : begin + out_bytes])
-    ours = from_memory(raw, problem.spec.output).reshape(problem.shapes[3])
-    judged, judged_lse = sample.out.judge(ours), sample.lse.judge(lse)
+    ours = from_memory(made, problem.spec.output).reshape(problem.shapes[3])
+    ours_lse = made_lse.view(np.float32).reshape(problem.batch, problem.num_heads, problem.seqlen_q)
+    judged, judged_lse = sample.out.judge(ours), sample.lse.judge(ours_lse)
     if not judged:
         return _wrong(f"{problem}: out {judged}", judged.max_error, judged.rms_error)
     if not judged_lse:

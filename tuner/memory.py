@@ -9,7 +9,6 @@ import cupy
 from cupy.cuda import runtime
 
 from flashtune.codegen.bits import Array
-from flashtune.codegen.launch import BoundPlan
 from flashtune.codegen.plan import Strides
 from flashtune.codegen.problem import ITEM_BYTES, VECTOR_ALIGNMENT, Problem, Shape
 
@@ -49,6 +48,11 @@ class Arena:
             runtime.streamSynchronize(0)
         return self.address(label, count * item)
 
+    def forget(self, *names: str) -> None:
+        """Gives buffers up, so that :meth:`random` fills them anew. Nothing on a stream may use them any more."""
+        for name in names:
+            self._buffers.pop(name, None)
+
     @property
     def reusable_bytes(self) -> int:
         """Bytes in buffers that problems share."""
@@ -62,12 +66,6 @@ class Arena:
         del found
         self._buffers[name] = cupy.cuda.alloc(max(size, 1))
         return True
-
-
-def workspace_address(arena: Arena, bound: BoundPlan) -> int:
-    """Of the workspace of ``bound``, 0 where it needs none. All launches of a run share it: they follow each other."""
-    size = bound.loaded.plan.workspace_bytes
-    return arena.address("workspace", size) if size else 0
 
 
 def upload(address: int, values: Array) -> None:

@@ -32,6 +32,6 @@ class CudaUnit:
         return DeviceBench(self.index, self.gpu)
 
     def sources(self, problem: Problem) -> list[Source]:
-        from .bench import sources
+        from .exact import sources
 
         return sources(problem, self.gpu)

@@ -33,6 +33,7 @@ from flashtune.tuner.budget import Budget
 from flashtune.tuner.build import Built, ProcessBuilder, build
 from flashtune.tuner.capacity import cores
 from flashtune.tuner.coordinator import render
+from flashtune.tuner.exact import last_part
 from flashtune.tuner.measured import measure_problems
 from flashtune.tuner.report import Progress
 from flashtune.tuner.session import tune
@@ -86,7 +87,7 @@ def test_an_unaligned_problem_is_tuned_too(bench: DeviceBench) -> None:
 @pytest.mark.parametrize("seqlen", [32768], ids=lambda value: f"{value}-rows")
 def test_a_problem_of_which_only_the_last_rows_are_compared(bench: DeviceBench, seqlen: int) -> None:
     asked = problem(causal=True, seqlen_q=seqlen, seqlen_k=seqlen, batch=1, num_heads=4)
-    assert bench_module.last_part(asked).seqlen_q < seqlen
+    assert last_part(asked).seqlen_q < seqlen
     preferred = family("sm80_fwd")
     if reason := preferred.unsupported(asked.spec, bench.gpu):
         pytest.skip(reason)

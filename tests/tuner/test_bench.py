@@ -11,7 +11,7 @@ from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.reference import plain_attention
 
-bench = pytest.importorskip("flashtune.tuner.bench", reason="needs CuPy", exc_type=ImportError)
+exact = pytest.importorskip("flashtune.tuner.exact", reason="needs CuPy", exc_type=ImportError)
 memory = pytest.importorskip("flashtune.tuner.memory", reason="needs CuPy", exc_type=ImportError)
 
 SMALL = Problem(
@@ -26,9 +26,9 @@ SMALL = Problem(
 def test_the_last_part_of_a_problem_gives_the_end_of_its_result(
     monkeypatch: pytest.MonkeyPatch, limit: int, seqlen_k: int, head_dim_v: int, causal: bool
 ) -> None:
-    monkeypatch.setattr(bench, "REFERENCE_ELEMENTS", limit)
+    monkeypatch.setattr(exact, "REFERENCE_ELEMENTS", limit)
     problem = dataclasses.replace(SMALL, seqlen_k=seqlen_k, causal=causal, head_dim_v=head_dim_v)
-    part = bench.last_part(problem)
+    part = exact.last_part(problem)
     draw = np.random.default_rng(0)
     q, k, v = (draw.standard_normal(shape) for shape in problem.shapes[:3])
     out, lse = plain_attention(q, k, v, causal=causal)
@@ -52,9 +52,9 @@ def test_strides_and_sizes_are_those_of_contiguous_tensors() -> None:
 @pytest.mark.parametrize("head_dim_v", [16, 64])
 def test_the_reference_and_its_comparison_have_the_columns_of_the_output(head_dim_v: int) -> None:
     problem = dataclasses.replace(SMALL, dtype="float16", head_dim=40, head_dim_v=head_dim_v)
-    plan = bench.reference_plan(problem, gpu_by_alias("h200"))
+    plan = exact.reference_plan(problem, gpu_by_alias("h200"))
     assert (plan.problem.head_dim_v, plan.problem.out_dtype, plan.config.family) == (head_dim_v, "float64", "fma_fwd")
-    reference, comparison = bench.sources(problem, gpu_by_alias("h200"))
+    reference, comparison, _ = exact.sources(problem, gpu_by_alias("h200"))
     assert f"kValueDim = {head_dim_v};" in reference.text
     assert f"kHeadDim = {head_dim_v};" in comparison.text
 
@@ -62,3 +62,18 @@ def test_the_reference_and_its_comparison_have_the_columns_of_the_output(head_di
 @pytest.mark.parametrize(("alignment", "bytes_off"), [(16, 0), (4, 4)])
 def test_skew_meets_the_alignment_class(alignment: int, bytes_off: int) -> None:
     assert memory.skew(dataclasses.replace(SMALL, alignment=alignment)) == bytes_off
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 20, 64, 197, 1000, 1024, 262144])
+def test_a_ragged_neighbour_is_a_little_shorter_and_fits_no_tile(length: int) -> None:
+    problem = dataclasses.replace(SMALL, seqlen_q=length, seqlen_k=length)
+    near = exact.ragged(problem)
+    assert dataclasses.replace(near, seqlen_q=length, seqlen_k=length) == problem
+    assert near.spec == problem.spec
+    if length < 4:
+        assert near == problem
+        return
+    assert near.seqlen_q < length
+    for each in (near.seqlen_q, near.seqlen_k):
+        assert each % 2 == 1
+        assert max(length // 2, length - 60) <= each <= length
