@@ -45,7 +45,7 @@ BUDGET = "120s"
 IDENTICAL = 7
 WINNERS_WITHIN = 0.01
 CLAIMS_WITHIN = 0.015
-RETIME_SECONDS = 2.0
+RETIME_SECONDS = 1.5
 
 
 def problems() -> list[Problem]:

@@ -23,6 +23,7 @@ from flashtune.codegen.launch import BoundPlan, DeviceGuard, load
 from flashtune.codegen.model import predict
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import LaunchError
+from flashtune.tuned_db.winners import ALIKE
 
 from .build import Built
 from .check import check_sample
@@ -79,7 +80,7 @@ class DeviceBench:
         with DeviceGuard(self.index):
             try:
                 outcome = self._attempt(problem, config, built, best)
-                self._bound.pop((problem, config), None)  # thousands of loaded modules would take memory
+                self._forget(problem, [config])
                 return outcome
             except OutOfMemoryError as error:
                 return Outcome(status="out_of_memory", message=str(error))
@@ -91,10 +92,12 @@ class DeviceBench:
         with DeviceGuard(self.index):
             try:
                 launches = {config: self._launcher(problem, config) for config in configs}
-                return self._watch.measured(lambda: self._timer.interleaved(launches, seconds))
+                return self._watch.measured(lambda: self._timer.interleaved(launches, seconds, ALIKE))
             except _CUDA_ERRORS as error:
                 self._require_usable(configs[0], problem, error)
                 raise
+            finally:
+                self._forget(problem, configs)
 
     def alike(self, problem: Problem, config: Config, copies: int, seconds: float) -> list[list[float]]:
         with DeviceGuard(self.index):
@@ -108,6 +111,11 @@ class DeviceBench:
 
     def readings(self) -> Readings:
         return self._watch.last
+
+    def _forget(self, problem: Problem, configs: Sequence[Config]) -> None:
+        """Thousands of loaded modules would take memory."""
+        for config in configs:
+            self._bound.pop((problem, config), None)
 
     def _attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
         verdict = self._check_samples(problem.spec, config, built.digest)

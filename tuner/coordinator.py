@@ -39,7 +39,7 @@ from .worker import Attempt, Failed, Final, Finished, Prepare, Prepared, Request
 
 logger = logging.getLogger("flashtune")
 
-FINAL_SECONDS = 0.5
+FINAL_SECONDS = 1.0
 FINALS_PART = 0.25
 """Most of a time budget that finals may take."""
 PREPARE_SECONDS = 300.0

@@ -41,8 +41,8 @@ class PairedRatio:
 
 
 def paired(ours: Sequence[float], other: Sequence[float]) -> PairedRatio:
-    """Over rounds, of ours / other."""
-    ratios = sorted(a / b for a, b in zip(ours, other, strict=True))
+    """Of ours / other, over the rounds that both took part in: one may have left before the other."""
+    ratios = sorted(a / b for a, b in zip(ours, other, strict=False))
     count = len(ratios)
     place = interval_place(count)
     low, high = (None, None) if place is None else (ratios[place], ratios[count - 1 - place])
@@ -57,6 +57,13 @@ def paired_ratio(ours: Sequence[float], other: Sequence[float]) -> float:
 def ratios_to(rounds: Mapping[K, Sequence[float]], default: K) -> dict[K, float]:
     """Paired ratio of each to ``default``, whose own is 1."""
     return {each: paired_ratio(times, rounds[default]) for each, times in rounds.items()}
+
+
+def beaten(rounds: Mapping[K, Sequence[float]], margin: float) -> set[K]:
+    """Those that are surely slower than the fastest by more than ``margin``, a part of its time."""
+    fastest = min(rounds, key=lambda each: statistics.median(rounds[each]))
+    ratios = {each: paired(times, rounds[fastest]) for each, times in rounds.items()}
+    return {each for each, ratio in ratios.items() if ratio.low is not None and ratio.low > 1 + margin}
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import TypeVar
 import cupy
 from cupy.cuda import runtime
 
+from .intervals import beaten
 from .timing import Timing, rotated, summarise
 
 Launch = Callable[[], None]
@@ -27,7 +28,7 @@ LONG_SECONDS = 0.3
 """Launches that take longer are repeated once only."""
 ROUND_LAUNCHES = 3
 """Launches per config and round in finals."""
-MIN_ROUNDS, MAX_ROUNDS = 9, 25
+MIN_ROUNDS, MAX_ROUNDS = 9, 50
 """From 9 rounds on the interval of a ratio leaves one outlier out on either side (`intervals`)."""
 MIN_FLUSH_BYTES = 32 * 2**20
 STEADY = 0.01
@@ -92,15 +93,27 @@ class Timer:
             if len(last) == 3 and max(last) - min(last) < STEADY * max(last):
                 return
 
-    def interleaved(self, launches: Mapping[K, Launch], seconds: float) -> dict[K, list[float]]:
-        """Medians of each by round. All take part in each round, from a rotating start, for about ``seconds``."""
+    def interleaved(
+        self, launches: Mapping[K, Launch], seconds: float, margin: float | None = None
+    ) -> dict[K, list[float]]:
+        """Medians of each by round, from a rotating start, for about ``seconds``.
+
+        All take part in each round. With a ``margin`` that ends for those which are slower than the fastest by more, so
+        that the others get its time; the first is what all are compared with and stays.
+        """
         rounds: dict[K, list[float]] = {each: [] for each in launches}
+        racing = list(launches)
         started = time.monotonic()
         for number in range(MAX_ROUNDS):
-            for each in rotated(list(launches), number):
+            for each in rotated(racing, number):
                 rounds[each].append(summarise(self.seconds(launches[each], ROUND_LAUNCHES)).median)
-            if number + 1 >= MIN_ROUNDS and time.monotonic() - started > seconds:
+            if number + 1 < MIN_ROUNDS:
+                continue
+            if time.monotonic() - started > seconds:
                 break
+            if margin is not None:
+                slow = beaten({each: rounds[each] for each in racing}, margin)
+                racing = [each for each in racing if each not in slow or each == racing[0]]
         return rounds
 
     def _clear(self) -> None:

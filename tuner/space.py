@@ -70,6 +70,14 @@ class Space:
         order = np.argsort(np.abs(self.grid - wanted).sum(axis=1), kind="stable")
         return next((self.configs[rank] for rank in order if self.configs[rank] not in closed), None)
 
+    def neighbour(self, config: Config, closed: Collection[Config]) -> Config | None:
+        """The best-ranked config outside ``closed`` that differs from ``config`` by one step of one parameter."""
+        point = self.point(config)
+        around = ({**point, name: point[name] + step} for name in point for step in (-1, 1))
+        found = (self._by_point.get(tuple(each.values())) for each in around)
+        open_ones = [each for each in found if each is not None and each not in closed]
+        return min(open_ones, key=self.rank.__getitem__, default=None)
+
     def best_open(self, closed: Collection[Config]) -> Config | None:
         """The best-ranked config outside ``closed``."""
         return next((config for config in self.configs if config not in closed), None)

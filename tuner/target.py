@@ -13,9 +13,10 @@ from .space import Space
 from .strategy import Strategy
 from .study import Search
 
-FINALISTS = 8
+FINALISTS = 24
 """Configs in a final besides the default and the previous winner. Single measurements differ by several percent with
-the clock that the power limit leaves at the time (1605 to 1980 MHz on an H200); finals are interleaved."""
+the clock that the power limit leaves at the time (1605 to 1980 MHz on an H200), so that the best may rank low; finals
+are interleaved, and the slow leave them early."""
 LOSING_FAMILY, FAMILY_TRIALS = 2.0, 4
 """A family whose best measured time is so much above another's after so many trials is not searched further."""
 FAMILY_SHARPNESS, FAMILY_FLOOR = 8, 0.1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command()
 @problem_options
 @click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="CUDA device.")
-@click.option("--finals", type=click.IntRange(1, 10_000), default=40, show_default=True, help="Half a second at most.")
+@click.option("--finals", type=click.IntRange(1, 10_000), default=40, show_default=True, help="A second at most.")
 def noise(device: int, finals: int, **flags: Any) -> None:
     """Test how far measurements on this machine can be trusted.
 

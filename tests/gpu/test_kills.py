@@ -44,6 +44,12 @@ def stored(database: Path) -> Counter[str]:
         return Counter(str(each.config) for each in store.measurements() if each.stage != "final")
 
 
+def wait_for_a_row(database: Path, before: Counter[str], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while stored(database) == before and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def kill(process: subprocess.Popen[bytes], draw: random.Random) -> None:
     """The coordinator, or all its processes, or a child of it: a worker, or a compiler."""
     whom = draw.choice(("coordinator", "all", "child"))
@@ -60,10 +66,12 @@ def kill(process: subprocess.Popen[bytes], draw: random.Random) -> None:
 def test_ten_kills_lose_nothing(tmp_path: Path) -> None:
     database, draw = tmp_path / "tuned.db", random.Random(10)
     found = 0
-    for _ in range(KILLS):
+    for attempt in range(KILLS):
         before = stored(database)
         process = start(database)
-        time.sleep(draw.uniform(2, 7))
+        if attempt % 2:
+            wait_for_a_row(database, before, process)
+        time.sleep(draw.uniform(0, 4))
         assert process.poll() is None, "ended before it was killed"
         kill(process, draw)
         after = stored(database)

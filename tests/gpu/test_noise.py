@@ -10,6 +10,7 @@ from flashtune.codegen.device import unit_uuid
 from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.store import Store
 from flashtune.tuner.intervals import FEWEST_ROUNDS
+from flashtune.tuner.measure import MAX_ROUNDS
 from flashtune.tuner.noise import noise
 from flashtune.tuner.readings import Sensors
 from flashtune.tuner.session import tune
@@ -34,7 +35,7 @@ def test_the_card_says_how_it_is() -> None:
 def test_one_config_seldom_wins_against_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "none.db"))
     found, _ = noise(PROBLEM, finals=20)
-    assert {each.rounds for each in found.ratios} <= set(range(FEWEST_ROUNDS, 26))
+    assert {each.rounds for each in found.ratios} <= set(range(FEWEST_ROUNDS, MAX_ROUNDS + 1))
     assert found.false_wins <= found.expected_most, [(each.low, each.high) for each in found.ratios]
     assert 0 < found.smallest_difference < 0.05
 

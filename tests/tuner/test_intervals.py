@@ -13,7 +13,9 @@ from tuner_fakes import FAMILY, GPU, FakeBench, landscape, problem, run
 from flashtune.codegen.config import Config
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.winners import ALIKE
 from flashtune.tuner.intervals import FEWEST_ROUNDS, interval_place, paired
+from flashtune.tuner.target import FINALISTS
 
 PROBLEM = problem()
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)
@@ -86,7 +88,7 @@ def test_the_interval_of_a_final_is_stored(tmp_path: Path) -> None:
     bench = FakeBench(final=lambda config: landscape(config) * draw.gauss(1, 0.003))
     report = run(tmp_path / "tuned.db", [PROBLEM], 12, bench=bench)
     rows = final_rows(tmp_path / "tuned.db")
-    assert len(rows) == 9
+    assert len(rows) == 12
     for config, row in rows.items():
         assert row.rounds == 9
         assert row.paired_ratio == pytest.approx(landscape(config) / landscape(DEFAULT), rel=0.01)
@@ -102,17 +104,17 @@ def test_the_interval_of_a_final_is_stored(tmp_path: Path) -> None:
 
 
 def test_the_previous_winner_takes_part_in_the_next_final(tmp_path: Path) -> None:
-    """Though eight others were faster when they were measured alone."""
+    """Though enough others were faster when they were measured alone."""
     path = tmp_path / "tuned.db"
     first = run(path, [PROBLEM], 10).rows[0].config
     assert first is not None
     assert first != DEFAULT
     bench = FakeBench(lambda config: landscape(config) / 4, final=landscape)
-    (row,) = run(path, [PROBLEM], 20, bench=bench).rows
+    (row,) = run(path, [PROBLEM], 40, bench=bench).rows
     asked = bench.finalists[PROBLEM]
     assert asked[:2] == [DEFAULT, first]
-    assert len(asked) == 10
-    assert row.config == min(asked, key=landscape)
+    assert len(asked) == FINALISTS + 2
+    assert landscape(row.config) <= min(map(landscape, asked)) * (1 + ALIKE)
 
 
 def test_equal_configs_give_the_same_winner_each_time(tmp_path: Path) -> None:

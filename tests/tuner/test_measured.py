@@ -15,6 +15,7 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
 from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.winners import ALIKE
 from flashtune.tuner import post
 from flashtune.tuner.build import Built
 from flashtune.tuner.space import make_space
@@ -322,7 +323,7 @@ def test_finals_decide_and_hold_the_default(path: Path) -> None:
     finalists = bench.finalists[PROBLEM]
     assert finalists[0] == DEFAULT
     assert lucky[0] in finalists
-    assert report.rows[0].config == min(finalists, key=landscape)
+    assert landscape(report.rows[0].config) <= min(map(landscape, finalists)) * (1 + ALIKE)
     with Store.open(path, readonly=True) as store:
         finals = store.measurements(problem=PROBLEM, stage="final")
     assert {each.config for each in finals} == set(finalists)
