@@ -13,10 +13,11 @@ Winners are not stored, so databases merge without conflicts and a better policy
    so do the ends of their intervals: one lucky run wins nothing.
 4. A winner is never slower than the default: its interval must not reach above 1, where there is none its ratio.
    The default's own is 1 without an interval around it, so it wins where nothing is clearly faster.
-5. What can't be told apart is a tie set: all whose interval overlaps that of the fastest, at most 32. Two 95 % intervals
-   come apart by chance less often than a test at 95 % errs (Schenker and Gentleman, The American Statistician 55,
-   2001), which is wanted: another tuning is to agree. Rows without an interval are as narrow as their ratio. Those
-   within `ALIKE` of the fastest are tied with it too: they may be told apart one day and change places the next.
+5. What can't be told apart is a tie set: all whose interval overlaps that of the fastest. Two 95 % intervals come apart
+   by chance less often than a test at 95 % errs (Schenker and Gentleman, The American Statistician 55, 2001), which is
+   wanted: another tuning is to agree. An interval that is wider than the fastest's counts as no wider: to be measured
+   badly must not help. Rows without an interval are as narrow as their ratio. Those within `ALIKE` of the fastest are
+   tied with it too: they may be told apart one day and change places the next.
 6. In a tie set the one wins that needs least: spilled bytes, then registers, then shared memory, each the least that
    was recorded; then family, config key and source digest, which are the same everywhere and always. What is left is
    ordered likewise, set by set.
@@ -94,12 +95,14 @@ class Ranked:
         return self.ratio is None, self.median_us if self.ratio is None else self.ratio, self.variant
 
     def tied_with(self, leader: Ranked) -> bool:
-        """Rule 5, for one with a ratio that is not clearly faster than ``leader``."""
+        """Rule 5, for one with a ratio that is not faster than ``leader``."""
         assert self.ratio is not None
         assert leader.ratio is not None
-        low = self.ratio if self.low is None else self.low
+        own = self.ratio - (self.ratio if self.low is None else self.low)
         high = leader.ratio if leader.high is None else leader.high
-        return low <= high or self.ratio <= leader.ratio * (1 + ALIKE)
+        width = high - (leader.ratio if leader.low is None else leader.low)
+        reach = min(own, width / 2) if width else own  # the default's ratio is 1 and has no width
+        return self.ratio - reach <= high or self.ratio <= leader.ratio * (1 + ALIKE)
 
 
 def rank(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:

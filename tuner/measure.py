@@ -10,8 +10,8 @@ from typing import TypeVar
 import cupy
 from cupy.cuda import runtime
 
-from .intervals import beaten
-from .timing import Timing, rotated, summarise
+from .intervals import FEWEST_ROUNDS, beaten
+from .timing import Timing, shuffled, summarise
 
 Launch = Callable[[], None]
 K = TypeVar("K")
@@ -96,7 +96,7 @@ class Timer:
     def interleaved(
         self, launches: Mapping[K, Launch], seconds: float, margin: float | None = None
     ) -> dict[K, list[float]]:
-        """Medians of each by round, from a rotating start, for about ``seconds``.
+        """Medians of each by round, in another order each time, for about ``seconds``.
 
         All take part in each round. With a ``margin`` that ends for those which are slower than the fastest by more, so
         that the others get its time; the first is what all are compared with and stays.
@@ -105,13 +105,11 @@ class Timer:
         racing = list(launches)
         started = time.monotonic()
         for number in range(MAX_ROUNDS):
-            for each in rotated(racing, number):
+            for each in shuffled(racing, number):
                 rounds[each].append(summarise(self.seconds(launches[each], ROUND_LAUNCHES)).median)
-            if number + 1 < MIN_ROUNDS:
-                continue
-            if time.monotonic() - started > seconds:
+            if number + 1 >= MIN_ROUNDS and time.monotonic() - started > seconds:
                 break
-            if margin is not None:
+            if margin is not None and number + 1 >= FEWEST_ROUNDS:
                 slow = beaten({each: rounds[each] for each in racing}, margin)
                 racing = [each for each in racing if each not in slow or each == racing[0]]
         return rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,10 +38,10 @@ def summarise(seconds: Sequence[float]) -> Timing:
     return Timing(statistics.median(ordered), _quantile(ordered, 0.2), _quantile(ordered, 0.8), len(ordered))
 
 
-def rotated(items: Sequence[K], by: int) -> list[K]:
-    """``items`` from another start, so that no one is always measured behind the same neighbour."""
-    start = by % len(items) if items else 0
-    return [*items[start:], *items[:start]]
+def shuffled(items: Sequence[K], number: int) -> list[K]:
+    """``items`` in the order of round ``number``, another in each: a card at its power limit runs at the clock that the
+    config before left, so that none may always come behind the same other."""
+    return random.Random(number).sample(items, len(items))
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:

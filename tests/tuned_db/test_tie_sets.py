@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from flashtune.tuned_db import winners
 from flashtune.tuned_db.exchange import read_export, write_bundled
 from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES
 from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.winners import MOST_TIED, fastest, rank
+from flashtune.tuned_db.winners import fastest, rank
 
 Make = Callable[..., Any]
 
@@ -75,6 +76,21 @@ def test_only_what_overlaps_the_fastest_is_tied_with_it(final: Make) -> None:
     assert [each.tied for each in ranked] == [2, 2, 1]
 
 
+def test_a_wide_interval_does_not_help(final: Make) -> None:
+    """It overlaps that of the fastest, but would not if it were as narrow."""
+    rows = [final(16, 0.80, 0.005), final(32, 0.85, 0.06, registers=32), final(64, 0.808, 0.005, registers=64)]
+    ranked = rank(rows)
+    assert blocks(ranked) == [64, 16, 32]
+    assert [each.tied for each in ranked] == [2, 2, 1]
+
+
+def test_half_a_percent_is_no_lead(final: Make) -> None:
+    rows = [final(16, 0.800, 0.0005), final(32, 0.8035, 0.0005, registers=32), final(64, 0.806, 0.0005, registers=16)]
+    ranked = rank(rows)
+    assert blocks(ranked) == [32, 16, 64]
+    assert [each.tied for each in ranked] == [2, 2, 1]
+
+
 @pytest.mark.parametrize("ratio", [0.97, 0.99, 1.01])
 def test_what_may_be_slower_than_the_default_loses_to_it(final: Make, ratio: float) -> None:
     default = final(256, 1.0, 0.0, registers=255)
@@ -90,13 +106,14 @@ def test_one_that_may_be_slower_is_no_winner_though_its_ratio_is_best(final: Mak
     assert [each.tied for each in ranked] == [2, 1]
 
 
-def test_a_tie_set_has_at_most_eight(final: Make) -> None:
+def test_a_tie_set_ends_somewhere(final: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winners, "MOST_TIED", 8)
     rows = [
         final(block, 0.8 + number / 1e4, 0.05, stages=stages, order=order, registers=255 - number)
         for number, (block, stages, order) in enumerate(VARIANTS[:12])
     ]
     ranked = rank(rows)
-    assert [each.tied for each in ranked] == [MOST_TIED] * 8 + [4] * 4
+    assert [each.tied for each in ranked] == [8] * 8 + [4] * 4
     assert ranked[0].config == rows[7].config
     assert ranked[8].config == rows[11].config
 

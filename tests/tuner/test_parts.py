@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from flashtune.tuner.sample import samples
 from flashtune.tuner.space import Space, make_space
 from flashtune.tuner.strategy import EXHAUSTIVE
 from flashtune.tuner.study import Search
-from flashtune.tuner.timing import rotated, summarise
+from flashtune.tuner.timing import shuffled, summarise
 
 SPACE = make_space(problem(), GPU, FAMILY)
 
@@ -228,9 +230,13 @@ def test_paired_ratios_cancel_drift() -> None:
     assert ratios_to({"a": [0.8 * each for each in drift], "default": drift}, "default")["default"] == 1
 
 
-def test_rotation_puts_each_first_once() -> None:
-    assert [rotated("abc", by)[0] for by in range(4)] == ["a", "b", "c", "a"]
-    assert sorted(rotated("abc", 2)) == ["a", "b", "c"]
+def test_each_round_has_an_order_of_its_own() -> None:
+    orders = [shuffled("abcdef", number) for number in range(200)]
+    assert orders == [shuffled("abcdef", number) for number in range(200)]
+    assert all(sorted(each) == list("abcdef") for each in orders)
+    behind = Counter(pair for each in orders for pair in itertools.pairwise(each))
+    assert len(behind) == 30
+    assert max(behind.values()) < 2 * min(behind.values()), "each comes behind each other about as often"
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
