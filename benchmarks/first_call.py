@@ -28,7 +28,8 @@ import cupy, numpy, sqlalchemy
 import flashtune, flashtune.codegen.families, flashtune.tuned_db
 for package in (flashtune, flashtune.codegen, flashtune.codegen.families, flashtune.tuned_db):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        importlib.import_module(module.name)
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
 head_dim, causal = int(sys.argv[1]), sys.argv[2] == "causal"
 q = cupy.asarray(numpy.random.default_rng(0).standard_normal((1, 1024, 8, head_dim)).astype(numpy.float16))
 cupy.cuda.runtime.deviceSynchronize()
