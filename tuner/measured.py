@@ -77,7 +77,7 @@ def measure_problems(
                 problem, gpu, store, post.unit, families(problem), spaces[problem], seed, chosen, first
             )
             searched = (each for space in spaces[problem] for each in space.configs)
-            leave_alone(targets[problem], [*first, *searched], run.blocklist)
+            leave_alone(targets[problem], [*first, *searched], run.recorder.blocklist)
         lanes = [Lane(each, [targets[problem] for problem in problems if dealt[problem] is each]) for each in posts]
         with store.snapshot():  # a connection stays open: the last to close tidies SQLite's log up, at each row
             run.run(lanes)
@@ -96,14 +96,14 @@ def measure_problems(
         gpu=gpu,
         measured=True,
         rows=tuple(verdict(problem, targets.get(problem), store, gpu) for problem in problems),
-        session=run.session,
+        session=run.recorder.session,
         seconds=meter.elapsed,
         rejected=rejected,
-        failed=run.failed,
-        blocklisted=len(run.blocklist.met),
+        failed=run.recorder.failed,
+        blocklisted=len(run.recorder.blocklist.met),
         interrupted=interrupted,
         stopped=stopped,
-        flagged=run.flagged,
+        flagged=run.recorder.flagged,
         note="" if stopped else "; ".join(dict.fromkeys(filter(None, notes))),
     )
 
