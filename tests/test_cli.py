@@ -211,7 +211,23 @@ def test_ctrl_c_before_the_search_is_one_line_and_130(monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr("flashtune.tuner.budget.parse_budget", interrupt)
-    assert call("tune", "--gpu", "h100", "--json", code=130).output == "Interrupted.\n"
+    assert call("tune", "--gpu", "h100", code=130).output == "Interrupted.\n"
+
+
+def test_the_exit_code_is_130_also_where_python_would_end_by_the_signal(tmp_path: Path) -> None:
+    """An interrupt in an exec() of text, as imports do for dataclasses, outlives being caught under ``python -m``."""
+    (tmp_path / "interrupted.py").write_text(
+        "from flashtune.cli import main\n"
+        "from flashtune.tuner import budget\n"
+        "budget.parse_budget = lambda _: exec('raise KeyboardInterrupt')\n"
+        "main(['tune', '--gpu', 'h100'])\n"
+    )
+    paths = [str(Path(flashtune.__file__).parents[1]), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
 
 
 def test_no_family_to_search_is_refused() -> None:
