@@ -22,7 +22,7 @@ from .post import Post
 from .records import incumbent, known, starts
 from .report import Progress, Report
 from .sharing import deal, trial_seconds
-from .space import Space, make_space
+from .space import Rejected, Space, make_space
 from .strategy import Strategy
 from .target import Target
 from .verdict import verdict
@@ -56,7 +56,7 @@ def measure_problems(
     """
     meter = Meter(budget, clock)
     run = Coordinator(gpu, store, builder, meter, seed, progress)
-    rejected: Counter[str] = Counter()
+    rejected: Rejected = {}
     posts: list[Post] = []
     targets: dict[Problem, Target] = {}
     interrupted, stopped = False, ""
@@ -98,7 +98,7 @@ def measure_problems(
         rows=tuple(verdict(problem, targets.get(problem), store, gpu) for problem in problems),
         session=run.recorder.session,
         seconds=meter.elapsed,
-        rejected=rejected,
+        rejected=sum(rejected.values(), Counter[str]()),
         failed=run.recorder.failed,
         blocklisted=len(run.recorder.blocklist.met),
         interrupted=interrupted,
@@ -108,11 +108,12 @@ def measure_problems(
     )
 
 
-def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], rejected: Counter[str]) -> list[Space]:
+def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], rejected: Rejected) -> list[Space]:
     """What is searched, the most specialised family first; what is not legal is counted in ``rejected``."""
-    spaces = [space for each in families if len(space := make_space(problem, gpu, each))]
-    for space in spaces:
-        rejected.update(space.rejected)
+    listed = [make_space(problem, gpu, each) for each in families]
+    for space in listed:
+        rejected[problem.spec, space.family.name] = space.rejected
+    spaces = [space for space in listed if len(space)]
     limit = HOPELESS_FAMILY * _fastest(spaces)
     return [space for space in spaces if space.estimates[0].seconds <= limit]
 

@@ -35,7 +35,7 @@ def report_json(
     ``interrupted``         true after Ctrl-C; the exit code is then 130, and see `interrupted_json`
     ``stopped``             why the run ended early otherwise, or null; the exit code is then 1
     ``note``                what else is to be said, or null
-    ``rejected``            configs that are not legal: {reason: count}
+    ``rejected``            configs that are not legal, once for problems that differ in sizes alone: {reason: count}
     ``failed``              configs that were tried and failed: {status: count}
     ``blocklisted``         configs that are not tried because they have cost two workers (a count)
     ``flagged``             measurements that say little, such as ones beside other work: {reason: count}
