@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -115,21 +116,6 @@ def test_misuse_says_what_is_missing_and_exits_with_2(arguments: list[str], mess
     assert message in call(*arguments, code=2).output
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-@pytest.mark.parametrize("command", ["explain", "source"])
-def test_output_that_can_not_be_written_is_one_line(command: str) -> None:
-    script = f"from flashtune.cli import main; main({[command, '--gpu', 'h100', *PROBLEM]!r})"
-    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
-    environment.pop("PYTHONUNBUFFERED", None)
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment
-        )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "No space left" in done.stderr
-
-
 def test_a_text_file_as_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database\n" * 100)
@@ -191,18 +177,10 @@ def test_tune_then_list_then_explain_without_the_gpu(tmp_path: Path) -> None:
     assert "not measured" in explained
 
 
-def _run(script: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1]), "PY": sys.executable}
-    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, env=environment)
-
-
-def test_closed_output_is_no_traceback() -> None:
-    done = _run('"$PY" -m flashtune info >&-')
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_the_package_runs_as_a_module() -> None:
-    done = _run('"$PY" -m flashtune --version')
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+    version = [sys.executable, "-m", "flashtune", "--version"]
+    done = subprocess.run(version, capture_output=True, text=True, check=False, env=environment)
     assert done.stdout.startswith("flashtune "), done.stderr
 
 
@@ -211,7 +189,23 @@ def test_ctrl_c_before_the_search_is_one_line_and_130(monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr("flashtune.tuner.budget.parse_budget", interrupt)
-    assert call("tune", "--gpu", "h100", "--json", code=130).output == "Interrupted.\n"
+    assert call("tune", "--gpu", "h100", code=130).output == "Interrupted.\n"
+
+
+def test_the_exit_code_is_130_also_where_python_would_end_by_the_signal(tmp_path: Path) -> None:
+    """An interrupt in an exec() of text, as imports do for dataclasses, outlives being caught under ``python -m``."""
+    (tmp_path / "interrupted.py").write_text(
+        "from flashtune.cli import main\n"
+        "from flashtune.tuner import budget\n"
+        "budget.parse_budget = lambda _: exec('raise KeyboardInterrupt')\n"
+        "main(['tune', '--gpu', 'h100'])\n"
+    )
+    paths = [str(Path(flashtune.__file__).parents[1]), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
 
 
 def test_no_family_to_search_is_refused() -> None:
@@ -233,8 +227,8 @@ def test_rows_of_another_version_are_told_from_none(tmp_path: Path) -> None:
 
 def test_a_problem_of_a_file_that_no_kernel_serves_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    path.write_text(
-        '[{"seqlen": 64, "heads": 4, "head_dim": 64}, {"seqlen": 64, "heads": 4, "head_dim": 64, "alignment": 1}]'
-    )
+    good = {"seqlen": 64, "heads": 4, "head_dim": 64}
+    path.write_text(json.dumps([good, good, {**good, "alignment": 2}, good]))
     output = call("tune", "--gpu", "h100", "--family", "sm90_fwd", "--problems", str(path), code=1).output
-    assert output.startswith(f"Error: {path}, problem ")
+    assert output.startswith(f"Error: {path}, problem 3 of 4: ")
+    assert output.count("\n") == 1

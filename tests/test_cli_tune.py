@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -28,6 +30,7 @@ from flashtune.tuner.shared import Shared
 H100 = gpu_by_alias("h100")
 ONE = Problem(dtype="bfloat16", head_dim=64, batch=1, seqlen_q=256, seqlen_k=256, num_heads=4, num_heads_kv=4)
 TWO = replace(ONE, seqlen_q=512, seqlen_k=512, causal=True)
+REAL_TUNE = session.tune
 
 
 class Tuner:
@@ -206,6 +209,58 @@ def test_exit_codes_are_the_same_with_json(
     result = call(*arguments, code=code)
     if arguments:
         assert json.loads(result.stdout).items() >= changes.items()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "problem_file.read_problem_file",
+        "budget.parse_budget",
+        "session.locate",
+        "session.strategy",
+        "session.Store.open",
+        "session.ProcessBuilder",
+        "session.predict_problems",
+    ],
+)
+def test_ctrl_c_before_there_is_a_report_is_a_document_with_all_keys(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text('[{"seqlen": 256, "heads": 4, "head_dim": 64}]')
+    arguments = ["--problems", str(path), "--mode", "predict", "--json"]
+    complete = json.loads(call(*arguments).stdout)
+
+    def interrupt(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(session, "tune", REAL_TUNE)
+    monkeypatch.setattr(f"flashtune.tuner.{place}", interrupt)
+    result = call(*arguments, code=130)
+    document = json.loads(result.stdout)
+    assert document["interrupted"] is True
+    assert list(document) == list(complete)
+    assert list(document["gpu"]) == list(complete["gpu"])
+    assert (document["schema"], document["database"]) == (complete["schema"], complete["database"])
+    if place == "problem_file.read_problem_file":
+        assert document["problems"] == []
+    else:
+        (row,), (normal,) = document["problems"], complete["problems"]
+        assert list(row) == list(normal)
+        assert (row["problem"], row["config"]) == (normal["problem"], None)
+    assert result.stderr.endswith("Interrupted.\n")
+
+
+def test_ctrl_c_while_the_document_is_written_adds_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = click.echo
+
+    def interrupted(message: Any = None, *rest: Any, **options: Any) -> None:
+        echo(message, *rest, **options)
+        if str(message).startswith("{"):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(click, "echo", interrupted)
+    json.loads(call("--json", code=130).stdout)
 
 
 def test_an_error_leaves_stdout_empty(tuner: Tuner) -> None:

@@ -1,4 +1,4 @@
-"""The one thread of a measured run: asks, compiles ahead, hands out to the devices, records what they answer.
+"""The one thread of a measured run: asks, compiles ahead, hands out to the devices, takes what they answer.
 
 Storing rows and asking for a config each take about 10 ms, a good part of what a trial takes. So each device has the
 next candidate before it has finished one, and rows come before asking.
@@ -20,20 +20,18 @@ from flashtune.codegen.model import predict
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source, render_source
 from flashtune.errors import FlashtuneError
-from flashtune.tuned_db.records import new_id
 from flashtune.tuned_db.store import Store
 
-from .blocklist import Blocklist
 from .budget import Meter
 from .build import Builder, Built, broken, interrupts_held, result
-from .finals import finalists, wanted
+from .finals import wanted
 from .lane import Lane, Task, hand_over
 from .post import Died, Reply, wait_for_posts
-from .records import flags, measurement
+from .recorder import Recorder
 from .report import Progress
 from .sharing import trials_each
 from .target import Target
-from .teller import Teller, outcome_text
+from .teller import Teller
 from .trial import Outcome
 from .worker import Attempt, Failed, Final, Finished, Prepare, Prepared, Request
 
@@ -67,18 +65,11 @@ class Coordinator:
         self.store = store
         self.builder = builder
         self.meter = meter
-        self.seed = seed
-        self.blocklist = Blocklist(store)
-        self.session = new_id()
-        self.failed: Counter[str] = Counter()
-        self.flagged: Counter[str] = Counter()
-        """Measurements whose card was slowed down, again when they were repeated, or shared."""
         self.lost: list[str] = []
         """Why devices were given up."""
         self._teller = Teller(gpu, meter, progress)
+        self.recorder = Recorder(gpu, store, meter, seed, self._teller)
         self._lanes: list[Lane] = []
-        self._outcomes: list[tuple[Lane, Task, Outcome]] = []
-        """Not stored yet."""
         self._deaths: Counter[tuple[object, ...]] = Counter()
         self._finals_part = 0.0
 
@@ -168,7 +159,7 @@ class Coordinator:
             lane.trying.append(task)
             limit = ATTEMPT_SECONDS + LIMIT_LAUNCHES * predict(problem, config, self.gpu).seconds
             lane.post.ask(Attempt(problem, config, result(task.job), task.target.best), limit)
-        if lane.post.idle and not (lane.tasks or self._outcomes or self._askable(lane)):
+        if lane.post.idle and not (lane.tasks or self.recorder.waiting or self._askable(lane)):
             self._final_next(lane)
 
     def _final_next(self, lane: Lane) -> None:
@@ -205,7 +196,8 @@ class Coordinator:
         if isinstance(answer, Outcome):
             self._settle(lane, answer)
         elif isinstance(answer, Finished):
-            self._record_final(lane, target, answer)
+            builds = {each: result(self._submit(target.problem, each)) for each in answer.rounds}
+            self.recorder.record_final(lane, target, answer, builds)
         elif isinstance(answer, Prepared) and not answer.missing:
             lane.post.prepared.add(request.problem)
         elif isinstance(answer, Prepared | Failed):
@@ -238,60 +230,26 @@ class Coordinator:
             target.finished = True
 
     def _settle(self, lane: Lane, outcome: Outcome) -> None:
-        self._outcomes.append((lane, lane.trying.popleft(), outcome))
+        self.recorder.add(lane, lane.trying.popleft(), outcome)
 
     def _record(self) -> bool:
         """Stores the outcomes that are not stored yet; False if there are none."""
-        if not self._outcomes:
+        if not self.recorder.waiting:
             return False
-        rows = self.store.record_all(
-            measurement(
-                outcome, task.target.problem, task.config, self.gpu, result(task.job), lane.post.evidence,
-                session=self.session, seed=self.seed,
-            )
-            for lane, task, outcome in self._outcomes
-        )  # fmt: skip
-        self.flagged += flags(rows)
-        for (lane, task, outcome), row in zip(self._outcomes, rows, strict=True):
-            ok = row.status == "ok"
-            if not ok:
-                self.failed[row.status] += 1
-            task.target.tell(task.config, row, outcome.seconds if ok else None)
-            if self.blocklist.grown(row):
-                self._leave_alone(task)
-            self.meter.trials += 1
-            self._teller.show(
-                lane.post.unit.name,
-                f"{task.target.problem}: {task.config} {outcome_text(outcome)}",
-                task.target,
-                outcome.readings,
-            )
-        self._outcomes.clear()
+        for culprit in self.recorder.record():
+            self._leave_alone(culprit)
         return True
 
     def _leave_alone(self, culprit: Task) -> None:
         """No other problem of its spec has the config tried, or goes on with it."""
-        spec = culprit.target.problem.spec
+        spec, blocklist = culprit.target.problem.spec, self.recorder.blocklist
         for lane in self._lanes:
             for target in lane.targets:
                 if target.problem.spec == spec:
                     target.bar(culprit.config)
-            for task in [each for each in lane.tasks if self.blocklist.holds(each.target.problem.spec, each.config)]:
+            for task in [each for each in lane.tasks if blocklist.holds(each.target.problem.spec, each.config)]:
                 lane.tasks.remove(task)
                 task.target.withdraw(task.config)
-
-    def _record_final(self, lane: Lane, target: Target, answer: Finished) -> None:
-        rows = self.store.record_all(
-            measurement(
-                each.outcome, target.problem, each.config, self.gpu,
-                result(self._submit(target.problem, each.config)), lane.post.evidence,
-                session=self.session, seed=self.seed, baseline=each.baseline, ratio=each.ratio,
-            )
-            for each in finalists(answer, target.default, target.rows)
-        )  # fmt: skip
-        self.flagged += flags(rows)
-        target.finished = True
-        self._teller.show(lane.post.unit.name, f"{target.problem}: decided", target, answer.readings)
 
     # Devices that are no more
 

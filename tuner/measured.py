@@ -22,7 +22,7 @@ from .post import Post
 from .records import incumbent, known, starts
 from .report import Progress, Report
 from .sharing import deal, trial_seconds
-from .space import Space, make_space
+from .space import Rejected, Space, make_space
 from .strategy import Strategy
 from .target import Target
 from .verdict import verdict
@@ -56,7 +56,7 @@ def measure_problems(
     """
     meter = Meter(budget, clock)
     run = Coordinator(gpu, store, builder, meter, seed, progress)
-    rejected: Counter[str] = Counter()
+    rejected: Rejected = {}
     posts: list[Post] = []
     targets: dict[Problem, Target] = {}
     interrupted, stopped = False, ""
@@ -77,7 +77,7 @@ def measure_problems(
                 problem, gpu, store, post.unit, families(problem), spaces[problem], seed, chosen, first
             )
             searched = (each for space in spaces[problem] for each in space.configs)
-            leave_alone(targets[problem], [*first, *searched], run.blocklist)
+            leave_alone(targets[problem], [*first, *searched], run.recorder.blocklist)
         lanes = [Lane(each, [targets[problem] for problem in problems if dealt[problem] is each]) for each in posts]
         with store.snapshot():  # a connection stays open: the last to close tidies SQLite's log up, at each row
             run.run(lanes)
@@ -96,23 +96,24 @@ def measure_problems(
         gpu=gpu,
         measured=True,
         rows=tuple(verdict(problem, targets.get(problem), store, gpu) for problem in problems),
-        session=run.session,
+        session=run.recorder.session,
         seconds=meter.elapsed,
-        rejected=rejected,
-        failed=run.failed,
-        blocklisted=len(run.blocklist.met),
+        rejected=sum(rejected.values(), Counter[str]()),
+        failed=run.recorder.failed,
+        blocklisted=len(run.recorder.blocklist.met),
         interrupted=interrupted,
         stopped=stopped,
-        flagged=run.flagged,
+        flagged=run.recorder.flagged,
         note="" if stopped else "; ".join(dict.fromkeys(filter(None, notes))),
     )
 
 
-def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], rejected: Counter[str]) -> list[Space]:
+def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], rejected: Rejected) -> list[Space]:
     """What is searched, the most specialised family first; what is not legal is counted in ``rejected``."""
-    spaces = [space for each in families if len(space := make_space(problem, gpu, each))]
-    for space in spaces:
-        rejected.update(space.rejected)
+    listed = [make_space(problem, gpu, each) for each in families]
+    for space in listed:
+        rejected[problem.spec, space.family.name] = space.rejected
+    spaces = [space for space in listed if len(space)]
     limit = HOPELESS_FAMILY * _fastest(spaces)
     return [space for space in spaces if space.estimates[0].seconds <= limit]
 

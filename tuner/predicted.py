@@ -24,7 +24,7 @@ from .build import Builder, Built, result, wait_for_any
 from .coordinator import render
 from .records import known_builds, own_version
 from .report import Progress, Report, Row
-from .space import make_space
+from .space import Rejected, make_space
 from .trial import judge_resources
 
 COMPILED_CONFIGS = 32
@@ -47,15 +47,14 @@ class _Group:
         self.problems = problems
         self.families = {each.name for each in families}
         self.defaults = {problem: default_config(problem, gpu, families) for problem in problems}
-        self.rejected: dict[str, Counter[str]] = {}
-        """By family: what is legal is up to the spec, and the same for all of its problems."""
+        self.rejected: Rejected = {}
         self.built: dict[Config, Built] = {}
         scores: dict[Config, list[float]] = {}
         for problem in problems:
             spaces = [make_space(problem, gpu, each) for each in families]
             fastest = min(space.estimates[0].seconds for space in spaces if len(space))
             for space in spaces:
-                self.rejected[space.family.name] = space.rejected
+                self.rejected[problem.spec, space.family.name] = space.rejected
                 for config, estimate in zip(space.configs, space.estimates, strict=True):
                     scores.setdefault(config, []).append(math.log(estimate.seconds / fastest))
         order = sorted(scores, key=lambda config: (statistics.fmean(scores[config]), config.family, config.key))
@@ -93,13 +92,13 @@ def predict_problems(
         interrupted = True
     rows: dict[Problem, Row] = {}
     # Problems, and groups of one spec too, share configs: each counts once.
-    rejected: dict[tuple[Spec, str], Counter[str]] = {}
+    rejected: Rejected = {}
     tried: set[tuple[Spec, Config]] = set()
     failed: dict[tuple[Spec, Config], str] = {}
     known: set[tuple[Spec, Config]] = set()
     for group in groups:
         spec = group.problems[0].spec
-        rejected |= {(spec, name): counts for name, counts in group.rejected.items()}
+        rejected |= group.rejected
         tried |= {(spec, config) for config in group.built}
         usable: dict[Config, Built] = {}
         for config, built in group.built.items():

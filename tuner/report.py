@@ -48,7 +48,7 @@ class Report:
     session: str
     seconds: float
     rejected: Counter[str] = field(default_factory=Counter)
-    """Configs of the search spaces that are not legal, by reason, over all problems; predictions count a spec once."""
+    """Configs of the search spaces that are not legal, by reason. A spec counts once, however many problems have it."""
     failed: Counter[str] = field(default_factory=Counter)
     """Configs that were tried and failed, by status."""
     flagged: Counter[str] = field(default_factory=Counter)

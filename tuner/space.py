@@ -17,6 +17,9 @@ from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import Estimate, predict
 from flashtune.codegen.problem import Problem, Spec
 
+Rejected = dict[tuple[Spec, str], Counter[str]]
+"""How many configs are not legal, by reason, of each spec and family: all problems of a spec have the same."""
+
 
 @dataclass(frozen=True)
 class Space:

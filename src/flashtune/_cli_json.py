@@ -32,10 +32,10 @@ def report_json(
     ``database``            path of the tuning database
     ``seconds``             how long the run took
     ``tried``               configs measured, or compiled where nothing was measured; one that problems share is one
-    ``interrupted``         true after Ctrl-C; the exit code is then 130
+    ``interrupted``         true after Ctrl-C; the exit code is then 130, and see `interrupted_json`
     ``stopped``             why the run ended early otherwise, or null; the exit code is then 1
     ``note``                what else is to be said, or null
-    ``rejected``            configs that are not legal: {reason: count}
+    ``rejected``            configs that are not legal, once for problems that differ in sizes alone: {reason: count}
     ``failed``              configs that were tried and failed: {status: count}
     ``blocklisted``         configs that are not tried because they have cost two workers (a count)
     ``flagged``             measurements that say little, such as ones beside other work: {reason: count}
@@ -84,7 +84,37 @@ def report_json(
         "captured": captured,
         "shared_config": shared and _shared(shared),
     }
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    return _text(document)
+
+
+def interrupted_json(problems: Sequence[Problem], database: str) -> str:
+    """The same document where Ctrl-C left no report: mostly since the run had not begun, so nothing is known of it.
+
+    It has all keys, in ``gpu`` too; ``problems`` are those asked for, as far as the options were read.
+    """
+    from .tuner.report import Row
+
+    rows = (_row(Row(problem=each, why="interrupted before there was a report")) for each in problems)
+    document = {
+        "schema": SCHEMA,
+        "gpu": {"name": None, "key": None},
+        "measured": None,
+        "session": None,
+        "database": database,
+        "seconds": None,
+        "tried": None,
+        "interrupted": True,
+        "stopped": None,
+        "note": None,
+        "rejected": {},
+        "failed": {},
+        "blocklisted": None,
+        "flagged": {},
+        "problems": [{**each, "tied": None, "tried": None, "known": None} for each in rows],
+        "captured": None,
+        "shared_config": None,
+    }
+    return _text(document)
 
 
 def captured_json(capture: Capture, left: Sequence[Captured]) -> dict[str, Any]:
@@ -96,6 +126,10 @@ def captured_json(capture: Capture, left: Sequence[Captured]) -> dict[str, Any]:
         "other_gpus": dict(capture.others),
         "unreadable_lines": capture.strange,
     }
+
+
+def _text(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def _shared(shared: Shared) -> dict[str, Any]:

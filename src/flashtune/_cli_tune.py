@@ -109,7 +109,11 @@ def _print(report: Report, database: Path, capture: Capture | None, shared: Shar
     left = capture.untuned(database) if capture else []
     if as_json:
         captured = captured_json(capture, left) if capture else None
-        click.echo(report_json(report, str(database), captured, shared), nl=False)
+        document = report_json(report, str(database), captured, shared)
+        try:
+            click.echo(document, nl=False)
+        except KeyboardInterrupt:  # what is written can't be taken back, and a second document must not follow it
+            sys.exit(INTERRUPTED)
         return
     out = console()
     if report.rows:

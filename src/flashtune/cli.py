@@ -6,8 +6,9 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +31,9 @@ from ._cli_options import (
 from ._cli_problems import asked_problems, source_options
 from .errors import FlashtuneError
 
+if TYPE_CHECKING:
+    from .codegen.problem import Problem
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
@@ -44,6 +48,9 @@ class _Commands(click.Group):
                 sys.stdout.flush()
             return result
         except KeyboardInterrupt:  # click would call it aborted, with exit code 1
+            # One that arrived in an exec() of text, as imports do for dataclasses, is remembered under python -m, which
+            # then ends by the signal and not by the exit code. The next exec() makes it forget.
+            exec("")
             click.echo("Interrupted.", err=True)
             ctx.exit(INTERRUPTED)
         except FlashtuneError as error:
@@ -163,23 +170,33 @@ def tune(
         raise click.UsageError("--devices are those of this machine; with --ray the cluster measures: give one of them")
     if ray is not None and gpu is None:
         raise click.UsageError("--ray needs --gpu: the model to ask Ray for, such as h100")
-    from ._cli_tune import run_tune
+    problems: Sequence[Problem] | None = None
+    try:
+        problems = asked_problems(flags, preset, problem_file, captured)
+        from ._cli_tune import run_tune
 
-    run_tune(
-        gpu,
-        asked_problems(flags, preset, problem_file, captured),
-        budget=chosen_budget(budget, effort),
-        mode=mode,
-        devices=devices,
-        ray=ray,
-        families=families or None,
-        sampler=sampler,
-        seed=seed,
-        database=database,
-        share=share,
-        as_json=as_json,
-        source=problem_file,
-    )
+        run_tune(
+            gpu,
+            problems,
+            budget=chosen_budget(budget, effort),
+            mode=mode,
+            devices=devices,
+            ray=ray,
+            families=families or None,
+            sampler=sampler,
+            seed=seed,
+            database=database,
+            share=share,
+            as_json=as_json,
+            source=problem_file,
+        )
+    except KeyboardInterrupt:  # before there was a report, which a run gives that has begun
+        if as_json:
+            from ._cli_json import interrupted_json
+            from .settings import database_path
+
+            click.echo(interrupted_json(problems or (), str(database or database_path())), nl=False)
+        raise
 
 
 @main.command(name="list")

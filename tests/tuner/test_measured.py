@@ -131,6 +131,13 @@ def test_ctrl_c_keeps_what_was_measured_and_reports_the_best(path: Path) -> None
     assert report.rows[0].config in stored(path)
 
 
+def test_ctrl_c_before_anything_was_tried_is_a_report_too(path: Path) -> None:
+    report = run(path, [PROBLEM], 20, progress=lambda _: signal.raise_signal(signal.SIGINT))
+    assert report.interrupted
+    assert report.tried == 0
+    assert (report.rows[0].config, report.rows[0].why) == (None, "the run ended before its turn")
+
+
 def test_a_config_that_costs_two_workers_is_blamed_and_all_else_goes_on(path: Path) -> None:
     culprits: list[Config] = []
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tuner_fakes import FAMILY, GPU, FakeBuilder, only_sm80, problem
+from tuner_fakes import FAMILY, GPU, FakeBuilder, only_sm80, problem, run
 
 from flashtune._cli_tables import console, print_report
 from flashtune.codegen.gpu import gpu_by_alias
@@ -19,6 +19,7 @@ from flashtune.tuner.build import Built
 from flashtune.tuner.predicted import COMPILED_CONFIGS, predict_problems
 from flashtune.tuner.report import Report
 from flashtune.tuner.session import tune
+from flashtune.tuner.space import make_space
 
 PROBLEM = problem()
 
@@ -215,3 +216,12 @@ def test_what_problems_share_is_counted_once(tmp_path: Path) -> None:
     assert (one.tried, two.tried) == (6, 6)
     assert one.rejected == two.rejected
     assert (again.tried, again.known) == (2, 4)
+
+
+def test_configs_that_are_not_legal_count_once_for_a_spec_in_measured_runs_too(tmp_path: Path) -> None:
+    other = problem(causal=True)
+    problems = [problem(512), PROBLEM, problem(4096), other]
+    expected = make_space(PROBLEM, GPU, FAMILY).rejected + make_space(other, GPU, FAMILY).rejected
+    assert sum(expected.values()) > 0
+    assert predict_into(tmp_path / "predicted.db", problems, Budget(trials=1)).rejected == expected
+    assert run(tmp_path / "measured.db", problems, 4).rejected == expected

@@ -87,6 +87,18 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, changes: dict[str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+@pytest.mark.parametrize("faulty", [1, 2, 3, 4])
+def test_the_place_is_that_of_the_first_fault_counted_from_1(tmp_path: Path, faulty: int, suffix: str) -> None:
+    if suffix == "yaml":
+        pytest.importorskip("yaml")
+    entries: list[object] = [SHORT] * (faulty - 1) + [{**SHORT, "batch": 0}, None, SHORT]  # equal ones count, each
+    path = written(tmp_path, entries, f"mine.{suffix}")  # JSON is YAML too
+    with pytest.raises(InvalidInput) as caught:
+        read_problem_file(path)
+    assert str(caught.value) == f"{path}, problem {faulty} of {faulty + 2}: batch=0 must be at least 1"
+
+
 @pytest.mark.parametrize(
     ("left_out", "message"),
     [("head_dim", "head_dim is missing"), ("heads", "heads is missing"), ("seqlen", "seqlen or seqlen_q, seqlen or")],
@@ -103,7 +115,7 @@ def test_what_is_missing_is_named(left_out: str, message: str) -> None:
         ("3", "must hold a list of problems, not 3"),
         ([], "holds an empty list"),
         ([[SHORT]], "problem 1 of 1: must be named values such as .*, not a list"),
-        ([None], "problem 1 of 1: must be named values such as .*, not None"),
+        ([SHORT, None, SHORT], "problem 2 of 3: must be named values such as .*, not None"),
         ([SHORT] * (MAX_PROBLEMS + 1), f"holds {MAX_PROBLEMS + 1} problems, at most {MAX_PROBLEMS}"),
         ('[{"seqlen": 1,\n "seqlen" 2}]', "line 2: not JSON"),
         ('[{"seqlen": 1, "seqlen": 2}]', "'seqlen' stands twice"),

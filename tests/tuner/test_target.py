@@ -144,12 +144,12 @@ def test_hopeless_families_are_not_searched_the_first_neither(asked: Problem) ->
     assert kinds[0].name == "sm90_fwd"
     best = {each.name: make_space(asked, H200, each).estimates[0].seconds for each in kinds}
     expected = [name for name, seconds in best.items() if seconds <= HOPELESS_FAMILY * min(best.values())]
-    assert [space.family.name for space in search_spaces(asked, H200, kinds, Counter())] == expected
+    assert [space.family.name for space in search_spaces(asked, H200, kinds, {})] == expected
     assert ("sm90_fwd" in expected) == (asked != decoding(262144))
 
 
 def test_the_only_family_is_searched_whatever_it_is_predicted_to_take() -> None:
-    (space,) = search_spaces(decoding(262144), H200, [family("sm90_fwd")], Counter())
+    (space,) = search_spaces(decoding(262144), H200, [family("sm90_fwd")], {})
     assert space.family.name == "sm90_fwd"
 
 
