@@ -60,7 +60,7 @@ def compile_all(problems: Sequence[Problem], gpu: Gpu, families: Sequence[str] |
     unit = CudaUnit(0, gpu, "")
     sources: dict[str, Source] = {}
     for problem in problems:
-        spaces = search_spaces(problem, gpu, eligible(problem, gpu, families), Counter())
+        spaces = search_spaces(problem, gpu, eligible(problem, gpu, families), {})
         found = [render(problem, config) for space in spaces for config in space.configs]
         sources |= {each.digest: each for each in [*found, *unit.sources(problem)]}
     with ProcessPoolExecutor(cores(), multiprocessing.get_context("spawn")) as pool:
