@@ -456,6 +456,7 @@ struct OneStep {
   }
 };
 
+// clang-format off: control lines stand between the lines of a statement.
 template <>
 struct SharedProduct<Half, 128, 4> {
   template <bool kTransA, bool kTransB, typename Steps>
@@ -647,6 +648,8 @@ struct RegisterProduct<Half, 64, 4> {
         : "memory");
   }
 };
+
+// clang-format on
 
 // A and B in shared memory; transposed ones are MN-major. d[4 i + 2 r + e] of lane (g, t) is row 16 w + g + 8 r and
 // column 8 i + 2 t + e, for warp w of the warpgroup. Without `accumulate`, D is not read.
