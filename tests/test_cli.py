@@ -16,7 +16,7 @@ from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
 
 PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
-COMMANDS = ["emulate", "explain", "export-optuna", "info", "list", "noise", "source", "tune"]
+COMMANDS = ["db", "emulate", "explain", "export-optuna", "info", "list", "noise", "source", "tune"]
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -114,6 +114,14 @@ class Store:
         same id, or a value out of range, raises `InvalidInput` before anything is written.
         """
         records = [check(settled(each)) for each in measurements]
+        self._insert(records)
+        return records
+
+    def add(self, measurements: Iterable[Measurement]) -> int:
+        """As :meth:`record_all`; returns how many were new."""
+        return self._insert([check(settled(each)) for each in measurements])
+
+    def _insert(self, records: Sequence[Measurement]) -> int:
         new: dict[str, Measurement] = {}
         with self._write() as connection:
             known = _known(connection, [each.id for each in records])
@@ -123,7 +131,7 @@ class Store:
                 if each.id not in known:
                     new[each.id] = each
             Writer(connection).measurements(new.values())
-        return records
+        return len(new)
 
     def record_prediction(self, prediction: Prediction) -> None:
         """Stores a prediction in place of the last one of the same variant, problem and device model."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ._cli_db import db
 from ._cli_emulate import emulate
 from ._cli_export import export_optuna
 from ._cli_noise import noise
@@ -256,6 +257,7 @@ def source(
     show_source(problem, target, family, settings, lines, database)
 
 
+main.add_command(db)
 main.add_command(emulate)
 main.add_command(export_optuna)
 main.add_command(noise)

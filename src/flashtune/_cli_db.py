@@ -1,0 +1,156 @@
+"""`flashtune db`: what a tuning database holds, and how its rows travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ._cli_options import database_option, new_database_option
+
+if TYPE_CHECKING:
+    from .tuned_db.store import Store
+    from .tuned_db.union import Added
+
+SHOWN = 20
+"""Refused rows that are named one by one."""
+
+
+@click.group(name="db")
+def db() -> None:
+    """Look into tuning databases, and share what they hold.
+
+    \b
+    flashtune db info                       what is in the tuning database here
+    flashtune db export h100.jsonl          its measurements, as text that travels and diffs well
+    flashtune db import h100.jsonl          what a colleague has exported
+    flashtune db merge /mnt/node7/tuned.db  another database, as it is
+    """
+
+
+@db.command()
+@database_option
+def info(database: Path | None) -> None:
+    """Say what the tuning database holds.
+
+    \b
+    Examples:
+      flashtune db info
+      flashtune db info --db team.db
+    """
+    from collections import Counter
+
+    from .tuned_db.rows import count_unreadable
+
+    with _existing(database) as store, count_unreadable() as unreadable:
+        rows = store.measurements()
+        predictions = len(store.predictions())
+        click.echo(f"path          {store.path} ({store.path.stat().st_size / 1e6:.1f} MB)")
+        click.echo(f"id            {store.origin}")
+    sessions = len({row.session for row in rows})
+    click.echo(f"measurements  {len(rows)} of {_counted(sessions, 'session')}")
+    for key, count in sorted(Counter(row.gpu_key for row in rows).items()):
+        own = [row for row in rows if row.gpu_key == key]
+        problems = _counted(len({row.problem for row in own}), "problem")
+        units = _counted(len({row.unit for row in own}), "card")
+        dates = f"{own[0].created[:10]} to {own[-1].created[:10]}"
+        click.echo(f"              {own[0].gpu_name}: {count} for {problems} on {units}, {dates}")
+    click.echo(f"predictions   {predictions}")
+    if unreadable.rows:
+        click.echo(f"not readable  {unreadable}")
+
+
+@db.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--gpu", help="Only what was measured on this GPU, such as h100. [default: all]")
+@database_option
+def export(file: Path, gpu: str | None, database: Path | None) -> None:
+    """Write all measurements to FILE, one a line.
+
+    The same rows give the same bytes, so that the file diffs well under version control. An export that is there is
+    replaced, any other file is left alone. Predictions are not written.
+
+    \b
+    Examples:
+      flashtune db export tuned/h100.jsonl --gpu h100
+      flashtune db export all.jsonl --db team.db
+    """
+    from .codegen.gpu import gpu_by_alias
+    from .tuned_db.union import export_database
+
+    key = gpu_by_alias(gpu).key if gpu is not None else None
+    with _existing(database) as store:
+        count = export_database(store, file, gpu_key=key)
+    click.echo(f"{count} measurements written to {file}")
+
+
+@db.command(name="import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--skip-invalid", is_flag=True, help="Pass over rows that this version can't take, and list them.")
+@new_database_option
+def import_(files: tuple[Path, ...], skip_invalid: bool, database: Path | None) -> None:
+    """Add the measurements of exports to the tuning database.
+
+    All rows of a file are added, or none. What is there already stays as it is, so that a file may be imported again,
+    and the order of files makes no difference. Files are data: known names, listed words and numbers in range.
+
+    \b
+    Examples:
+      flashtune db import h100.jsonl
+      flashtune db import tuned/*.jsonl --db team.db
+    """
+    from .tuned_db.union import add_file
+
+    _add(files, database, lambda store, path: add_file(store, path, skip_invalid=skip_invalid))
+
+
+@db.command()
+@click.argument("databases", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@new_database_option
+def merge(databases: tuple[Path, ...], database: Path | None) -> None:
+    """Add the measurements of other tuning databases.
+
+    They are only read. Winners are derived from all measurements, so nothing has to be reconciled: merging again, or
+    in another order, comes to the same. Predictions are not merged.
+
+    \b
+    Examples:
+      flashtune db merge /mnt/node7/tuned.db
+      flashtune db merge node*/tuned.db --db team.db
+    """
+    from .tuned_db.union import add_database
+
+    _add(databases, database, add_database)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _existing(database: Path | None) -> Store:
+    from . import settings
+    from .errors import InvalidInput
+    from .tuned_db.store import Store
+
+    path = database or settings.database_path()
+    if not path.exists():
+        raise InvalidInput(f"there is no tuning database at {path} yet; flashtune tune makes one")
+    return Store.open(path, create=False, readonly=True)
+
+
+def _add(sources: tuple[Path, ...], database: Path | None, add: Callable[[Store, Path], Added]) -> None:
+    from . import settings
+    from .tuned_db.store import Store
+
+    with Store.open(database or settings.database_path()) as store:
+        for path in sources:
+            click.echo(f"{path}: reading and checking each row", err=True)
+            added = add(store, path)
+            click.echo(f"{path}: {added.new} new measurements, {added.known} that were there")
+            for reason in added.refused[:SHOWN]:
+                click.echo(f"  passed over: {reason}", err=True)
+            if len(added.refused) > SHOWN:
+                click.echo(f"  and {len(added.refused) - SHOWN} more", err=True)
+    click.echo(f"Stored in {store.path}")

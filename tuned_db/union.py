@@ -1,0 +1,90 @@
+"""What others measured, added to a database: of export files and of databases.
+
+Measurements are facts that are never changed, and winners are derived from all of them, so this is a union of sets: in
+any order, any number of times, it comes to the same rows. Predictions stay where they were made: each machine can make
+its own. A row under an id that the database has with other values is refused, and nothing of its source is added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashtune.errors import InvalidInput, StoreError
+
+from .exchange import read_export, read_header, write_export
+from .records import Measurement
+from .rows import count_unreadable
+from .store import Store
+
+MAGIC = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What one source brought."""
+
+    new: int
+    """Rows that the database did not have."""
+    known: int
+    """Rows that it had."""
+    refused: tuple[str, ...] = ()
+    """Rows that were passed over, each with its place and the reason."""
+
+
+def add_file(store: Store, path: Path, *, skip_invalid: bool = False) -> Added:
+    """Adds all rows of an export to ``store``, or none.
+
+    The first row that is not valid raises `InvalidInput` with path, line and reason; with ``skip_invalid`` such rows
+    are passed over and listed.
+    """
+    if _is_database(path):
+        raise InvalidInput(f"{path} is a database, not an export: flashtune db merge {path}")
+    export = read_export(path, skip_invalid=skip_invalid)
+    return _added(store, export.measurements, export.refused)
+
+
+def add_database(store: Store, path: Path) -> Added:
+    """Adds all measurements of the database at ``path``, which is only read and may be of an older schema."""
+    if not path.exists():
+        raise StoreError(f"there is no tuning database at {path}")
+    if not _is_database(path) and _is_export(path):
+        raise InvalidInput(f"{path} is an export, not a database: flashtune db import {path}")
+    if path.resolve() == store.path.resolve():
+        raise InvalidInput(f"{path} is the database that it would be merged into")
+    with Store.open(path, create=False, readonly=True) as other, count_unreadable() as unreadable:
+        rows = other.measurements()
+    refused = (f"{path}: {unreadable}",) if unreadable.rows else ()
+    return _added(store, rows, refused)
+
+
+def export_database(store: Store, path: Path, *, gpu_key: str | None = None) -> int:
+    """Writes the measurements of ``store``, of one GPU model if ``gpu_key`` is given, and returns how many.
+
+    Replaces an export at ``path``; any other file there raises `InvalidInput`.
+    """
+    if path.exists() and not _is_export(path):
+        raise InvalidInput(f"{path} exists and is no flashtune export: it is left as it is, choose another name")
+    rows = store.measurements(gpu_key=gpu_key)
+    if not rows:
+        raise InvalidInput(f"there are no measurements{' of that GPU' if gpu_key else ''} in {store.path}")
+    write_export(rows, path, origin=store.origin)
+    return len(rows)
+
+
+def _added(store: Store, rows: tuple[Measurement, ...] | list[Measurement], refused: tuple[str, ...]) -> Added:
+    new = store.add(rows)
+    return Added(new, len(rows) - new, refused)
+
+
+def _is_database(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _is_export(path: Path) -> bool:
+    try:
+        read_header(path)
+    except InvalidInput:
+        return False
+    return True
