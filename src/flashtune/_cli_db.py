@@ -23,10 +23,11 @@ def db() -> None:
     """Look into tuning databases, and share what they hold.
 
     \b
-    flashtune db info                       what is in the tuning database here
-    flashtune db export h100.jsonl          its measurements, as text that travels and diffs well
-    flashtune db import h100.jsonl          what a colleague has exported
-    flashtune db merge /mnt/node7/tuned.db  another database, as it is
+    Examples:
+      flashtune db info                     what is in the tuning database here
+      flashtune db export h100.jsonl        its measurements, as text that travels and diffs well
+      flashtune db import h100.jsonl        what a colleague has exported
+      flashtune db merge node7/tuned.db     another database, as it is
     """
 
 
