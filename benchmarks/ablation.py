@@ -2,7 +2,7 @@
 
     python benchmarks/ablation.py --out benchmarks/results/ablation_sm80_h200.json
 
-Launches are timed as the tuner times finalists: L2 flushed, host time kept out, rounds with a rotating start. Each
+Launches are timed as the tuner times finalists: L2 flushed, host time kept out, rounds in another order each time. Each
 ratio is the median over rounds of the neighbour's time over the base's, so above 1 the base is faster.
 """
 

@@ -43,6 +43,8 @@ BEST_FIRST = tuple(reversed(STAGES))
 ALIKE = 0.005
 """Part of a time. Of ten problems on an H200 that were tuned twice, six had another winner the second time, in three of
 them by a lead of less than this over the first (benchmarks/tune_twice.py)."""
+RENDERED = 64
+"""Configs that are rendered to find one whose source is as stored: two finals of an older source, and more."""
 MOST_TIED = 32
 """Variants in a tie set: more than a final has. Where the set ends among equals, noise would say who is in it."""
 
@@ -95,13 +97,14 @@ class Ranked:
         return self.ratio is None, self.median_us if self.ratio is None else self.ratio, self.variant
 
     def tied_with(self, leader: Ranked) -> bool:
-        """Rule 5, for one with a ratio that is not faster than ``leader``."""
+        """Rule 5."""
         assert self.ratio is not None
         assert leader.ratio is not None
         own = self.ratio - (self.ratio if self.low is None else self.low)
         high = leader.ratio if leader.high is None else leader.high
         width = high - (leader.ratio if leader.low is None else leader.low)
-        reach = min(own, width / 2) if width else own  # the default's ratio is 1 and has no width
+        is_default = leader.low == leader.high == 1  # its interval has no width, as it is compared with itself
+        reach = own if is_default else min(own, width / 2)
         return self.ratio - reach <= high or self.ratio <= leader.ratio * (1 + ALIKE)
 
 
@@ -142,7 +145,7 @@ def best_first(by_stage: Callable[[str], Iterable[Measurement]], barred: Collect
 
 
 def with_source(
-    ranked: Iterable[Ranked], digest: Callable[[Config], str], most: int = 24
+    ranked: Iterable[Ranked], digest: Callable[[Config], str], most: int = RENDERED
 ) -> tuple[Ranked | None, Ranked | None]:
     """The best whose source is what ``digest`` renders today, and the best of an older source that precedes it.
 

@@ -23,7 +23,6 @@ from flashtune.codegen.launch import BoundPlan, DeviceGuard, load
 from flashtune.codegen.model import predict
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import LaunchError
-from flashtune.tuned_db.winners import ALIKE
 
 from .build import Built
 from .check import check_sample
@@ -88,11 +87,13 @@ class DeviceBench:
                 self._require_usable(config, problem, error)
                 return Outcome(status="failed", message=str(error))
 
-    def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
+    def finals(
+        self, problem: Problem, configs: Sequence[Config], seconds: float, margin: float | None = None
+    ) -> dict[Config, list[float]]:
         with DeviceGuard(self.index):
             try:
                 launches = {config: self._launcher(problem, config) for config in configs}
-                return self._watch.measured(lambda: self._timer.interleaved(launches, seconds, ALIKE))
+                return self._watch.measured(lambda: self._timer.interleaved(launches, seconds, margin))
             except _CUDA_ERRORS as error:
                 self._require_usable(configs[0], problem, error)
                 raise

@@ -21,6 +21,7 @@ from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source, render_source
 from flashtune.errors import FlashtuneError
 from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.winners import ALIKE
 
 from .budget import Meter
 from .build import Builder, Built, broken, interrupts_held, result
@@ -39,7 +40,7 @@ logger = logging.getLogger("flashtune")
 
 FINAL_SECONDS = 1.0
 FINALS_PART = 0.25
-"""Most of a time budget that finals may take."""
+"""Most of a time budget that is kept for finals: with many problems each of them is shorter, to its fewest rounds."""
 PREPARE_SECONDS = 300.0
 ATTEMPT_SECONDS = 60.0
 """Limits of a request before its worker is killed; an attempt's and a final's grow with the time of a launch."""
@@ -72,6 +73,7 @@ class Coordinator:
         self._lanes: list[Lane] = []
         self._deaths: Counter[tuple[object, ...]] = Counter()
         self._finals_part = 0.0
+        self._final_seconds = FINAL_SECONDS
 
     def run(self, lanes: Sequence[Lane]) -> None:
         """Searches and decides all problems. :class:`NoDeviceLeftError` where no device is left for some."""
@@ -80,7 +82,9 @@ class Coordinator:
         self._teller.many_devices = len(lanes) > 1
         budget = self.meter.budget.seconds
         if budget is not None:
-            self._finals_part = min(FINALS_PART, FINAL_SECONDS * max(len(lane.targets) for lane in lanes) / budget)
+            most = max(len(lane.targets) for lane in lanes)
+            self._finals_part = min(FINALS_PART, FINAL_SECONDS * most / budget)
+            self._final_seconds = self._finals_part * budget / most
         while any(lane.unfinished for lane in self._lanes):
             with interrupts_held():  # what was measured is stored, Ctrl-C or not
                 for lane in self._lanes:
@@ -165,7 +169,7 @@ class Coordinator:
     def _final_next(self, lane: Lane) -> None:
         """Hands out the next final: the finalists are measured again, interleaved with the default."""
         for target in lane.unfinished:
-            jobs = {config: self._submit(target.problem, config) for config in wanted(target, self.store, self.gpu)}
+            jobs = {config: self._submit(target.problem, config) for config in self._wanted(target)}
             if not all(each.done() for each in jobs.values()):
                 return
             configs = tuple(config for config, job in jobs.items() if not result(job).error)
@@ -173,10 +177,14 @@ class Coordinator:
                 if self._prepared(lane, target.problem):
                     self._teller.show(lane.post.unit.name, f"{target.problem}: finals", target)
                     launches = LIMIT_LAUNCHES * sum(target.seconds[each] for each in configs)
-                    limit = ATTEMPT_SECONDS + 10 * FINAL_SECONDS + launches
-                    lane.post.ask(Final(target.problem, configs, FINAL_SECONDS), limit)
+                    limit = ATTEMPT_SECONDS + 10 * self._final_seconds + launches
+                    margin = ALIKE if configs[0] == target.default else None
+                    lane.post.ask(Final(target.problem, configs, self._final_seconds, margin), limit)
                 return
             target.finished = True
+
+    def _wanted(self, target: Target) -> list[Config]:
+        return wanted(target, self.store, self.gpu, self._final_seconds)
 
     def _prepared(self, lane: Lane, problem: Problem) -> bool:
         """Whether the worker has what ``problem`` needs; if not, it is asked to make that as soon as it is idle."""

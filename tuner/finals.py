@@ -29,11 +29,11 @@ class Finalist:
     ratio: PairedRatio | None
 
 
-def wanted(target: Target, store: Store, gpu: Gpu) -> list[Config]:
-    """Configs for the final of ``target``; none where there is nothing new to decide."""
+def wanted(target: Target, store: Store, gpu: Gpu, seconds: float) -> list[Config]:
+    """Configs for a final of ``target`` of ``seconds``; none where there is nothing new to decide."""
     if target.skipped or not (target.tried or not _had_final(target.problem, store, gpu)):
         return []
-    return target.finalists()
+    return target.finalists(seconds)
 
 
 def _had_final(problem: Problem, store: Store, gpu: Gpu) -> bool:

@@ -89,11 +89,12 @@ class FullSize:
             launch()
             for each in results:
                 self._checksum.ask(each.begin, each.total)
+            runtime.streamSynchronize(self._stream)
+            if not all(each.intact() for each in written):
+                return f"{problem}: wrote outside its output"
         self._ask_kept(problem)
         answers = self._checksum.answers()
         first, second, kept = answers[:2], answers[2:4], answers[4:]
-        if not all(each.intact() for each in written):
-            return f"{problem}: wrote outside its output"
         names = zip(self._kept(problem), self._sums[problem], kept, strict=True)
         if changed := [name for name, was, now in names if was != now]:
             return f"{problem}: changed its input {', '.join(changed)}"

@@ -10,8 +10,8 @@ from typing import TypeVar
 import cupy
 from cupy.cuda import runtime
 
-from .intervals import FEWEST_ROUNDS, beaten
-from .timing import Timing, shuffled, summarise
+from .intervals import beaten
+from .timing import MAX_ROUNDS, MIN_ROUNDS, ROUND_LAUNCHES, Timing, shuffled, summarise
 
 Launch = Callable[[], None]
 K = TypeVar("K")
@@ -26,10 +26,6 @@ MEASURE_SECONDS = 0.025
 MIN_LAUNCHES, MAX_LAUNCHES = 5, 40
 LONG_SECONDS = 0.3
 """Launches that take longer are repeated once only."""
-ROUND_LAUNCHES = 3
-"""Launches per config and round in finals."""
-MIN_ROUNDS, MAX_ROUNDS = 9, 50
-"""From 9 rounds on the interval of a ratio leaves one outlier out on either side (`intervals`)."""
 MIN_FLUSH_BYTES = 32 * 2**20
 STEADY = 0.01
 """Warm-up ends when three windows agree within this."""
@@ -98,8 +94,9 @@ class Timer:
     ) -> dict[K, list[float]]:
         """Medians of each by round, in another order each time, for about ``seconds``.
 
-        All take part in each round. With a ``margin`` that ends for those which are slower than the fastest by more, so
-        that the others get its time; the first is what all are compared with and stays.
+        All take part in each round. With a ``margin`` those leave which are slower than the fastest by more, so that
+        the others get their time; the first is what all are compared with and stays. That is asked every `MIN_ROUNDS`
+        rounds, not in each: who is asked often is unlucky once.
         """
         rounds: dict[K, list[float]] = {each: [] for each in launches}
         racing = list(launches)
@@ -109,7 +106,7 @@ class Timer:
                 rounds[each].append(summarise(self.seconds(launches[each], ROUND_LAUNCHES)).median)
             if number + 1 >= MIN_ROUNDS and time.monotonic() - started > seconds:
                 break
-            if margin is not None and number + 1 >= FEWEST_ROUNDS:
+            if margin is not None and (number + 1) % MIN_ROUNDS == 0:
                 slow = beaten({each: rounds[each] for each in racing}, margin)
                 racing = [each for each in racing if each not in slow or each == racing[0]]
         return rounds

@@ -60,6 +60,12 @@ class Space:
         return {tuple(self.point(config).values()): config for config in self.configs}
 
     @cached_property
+    def _values(self) -> dict[str, list[int]]:
+        """Indices of each parameter that occur, in order."""
+        points = [self.point(config) for config in self.configs]
+        return {self.name(each): sorted({point[self.name(each)] for point in points}) for each in self.parameters}
+
+    @cached_property
     def grid(self) -> npt.NDArray[np.float64]:
         """Indices of all configs, each axis scaled to 0..1."""
         points = [list(self.point(config).values()) for config in self.configs]
@@ -74,9 +80,15 @@ class Space:
         return next((self.configs[rank] for rank in order if self.configs[rank] not in closed), None)
 
     def neighbour(self, config: Config, closed: Collection[Config]) -> Config | None:
-        """The best-ranked config outside ``closed`` that differs from ``config`` by one step of one parameter."""
+        """The best-ranked config outside ``closed`` that differs from ``config`` by one step of one parameter, to the
+        next of the values that configs here have."""
         point = self.point(config)
-        around = ({**point, name: point[name] + step} for name in point for step in (-1, 1))
+        around = []
+        for name, values in self._values.items():
+            place = values.index(point[name])
+            around += [
+                {**point, name: each} for each in (*values[max(0, place - 1) : place], *values[place + 1 : place + 2])
+            ]
         found = (self._by_point.get(tuple(each.values())) for each in around)
         open_ones = [each for each in found if each is not None and each not in closed]
         return min(open_ones, key=self.rank.__getitem__, default=None)

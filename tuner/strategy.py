@@ -37,7 +37,7 @@ RESIDUAL_STARTUP, RESIDUAL_MODEL_SHARE = 2, 0.1
 of the model's order is kept for spaces in which what was measured misleads."""
 NEAR_SHARE = 0.2
 """Part of the later trials that go next to the best: what one step of one parameter makes faster, or as fast with less,
-is then found in each run, and two runs end at the same config more often."""
+is then not left to chance."""
 _WALKERS = ("BruteForceSampler",)
 """Samplers that walk a product of ranges by themselves, one parameter after the other; ``exhaustive`` does it here."""
 _TOLD = 16

@@ -12,11 +12,14 @@ from flashtune.tuned_db.records import Measurement
 from .space import Space
 from .strategy import Strategy
 from .study import Search
+from .timing import MIN_ROUNDS, ROUND_LAUNCHES
 
-FINALISTS = 24
-"""Configs in a final besides the default and the previous winner. Single measurements differ by several percent with
-the clock that the power limit leaves at the time (1605 to 1980 MHz on an H200), so that the best may rank low; finals
-are interleaved, and the slow leave them early."""
+FEWEST_FINALISTS, FINALISTS = 8, 24
+"""Configs in a final besides the default and the previous winner, as many as it has time for. Single measurements
+differ by several percent with the clock that the power limit leaves at the time (1605 to 1980 MHz on an H200), so that
+the best may rank low; finals are interleaved, and the slow leave them early."""
+FINAL_OVERRUN = 2.0
+"""How much longer than asked a final may take so that more take part."""
 LOSING_FAMILY, FAMILY_TRIALS = 2.0, 4
 """A family whose best measured time is so much above another's after so many trials is not searched further."""
 FAMILY_SHARPNESS, FAMILY_FLOOR = 8, 0.1
@@ -131,15 +134,19 @@ class Target:
         if config.family in self._searches:
             self._searches[config.family].tell(config, None)
 
-    def finalists(self) -> list[Config]:
-        """The default and the previous winner, if they are correct, and the fastest others.
+    def finalists(self, seconds: float) -> list[Config]:
+        """The default and the previous winner, if they are correct, and the fastest others: fewer where the rounds of
+        all would take much longer than ``seconds``.
 
         None before the previous winner was tried: a final without it would put another in its place.
         """
         if self.previous is not None and self.previous not in self.rows:
             return []
         order = sorted(self.seconds, key=lambda config: (self.seconds[config], config.family, config.key))
-        others = [config for config in order if config != self.default][:FINALISTS]
+        round_seconds = MIN_ROUNDS * ROUND_LAUNCHES * (self.best or 0.0)
+        room = int(FINAL_OVERRUN * seconds / round_seconds) if round_seconds else FINALISTS
+        others = [config for config in order if config != self.default]
+        others = others[: max(FEWEST_FINALISTS, min(FINALISTS, room))]
         asked = [each for each in (self.default, self.previous) if each is not None and each in self.seconds]
         return list(dict.fromkeys([*asked, *others]))
 

@@ -11,6 +11,11 @@ from typing import TypeVar
 
 K = TypeVar("K")
 
+ROUND_LAUNCHES = 3
+"""Launches per config and round in finals."""
+MIN_ROUNDS, MAX_ROUNDS = 9, 50
+"""From 9 rounds on the interval of a ratio leaves one outlier out on either side (`intervals`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:

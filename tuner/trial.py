@@ -72,7 +72,9 @@ class Bench(Protocol):
     def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
         """Checks and times ``config``, which compiled. ``best`` is the best median so far in seconds."""
 
-    def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
+    def finals(
+        self, problem: Problem, configs: Sequence[Config], seconds: float, margin: float | None = None
+    ) -> dict[Config, list[float]]:
         """Seconds by round of each config, interleaved, for about ``seconds``. All have been correct before."""
 
     def alike(self, problem: Problem, config: Config, copies: int, seconds: float) -> list[list[float]]:

@@ -82,19 +82,23 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """Times ``configs``, which have been correct, interleaved and for about ``seconds``."""
+    """Times ``configs``, which have been correct, interleaved and for about ``seconds``.
+
+    With a ``margin``, those that are slower than the fastest by more leave early; never the first, the default.
+    """
 
     what: ClassVar[str] = "the final"
     problem: Problem
     configs: tuple[Config, ...]
     seconds: float
+    margin: float | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
         return ("final", self.problem)
 
     def run(self, bench: Bench) -> Finished:
-        rounds = bench.finals(self.problem, self.configs, self.seconds)
+        rounds = bench.finals(self.problem, self.configs, self.seconds, self.margin)
         return Finished(rounds, bench.readings())
 
 

@@ -84,6 +84,25 @@ def test_a_wide_interval_does_not_help(final: Make) -> None:
     assert [each.tied for each in ranked] == [2, 2, 1]
 
 
+def test_a_whole_final_of_an_older_source_does_not_hide_what_is_current(final: Make) -> None:
+    """26 configs that were faster once, and one that was measured since the source changed."""
+    rows = [
+        final(block, 0.9, 0.001, stages=stages, order=order, source_digest="0" * 64)
+        for block, stages, order in VARIANTS[:26]
+    ]
+    block, stages, order = VARIANTS[26]
+    current = final(block, 0.94, 0.001, stages=stages, order=order, source_digest="1" * 64)
+    found, older = winners.with_source(rank([*rows, current]), lambda config: "1" * 64)
+    assert found is not None
+    assert found.measurement == current
+    assert older is not None
+
+
+def test_a_wide_interval_does_not_help_against_one_without(final: Make) -> None:
+    rows = [final(16, 0.90, 0.0, ratio_low=None, ratio_high=None), final(32, 0.94, 0.05, registers=32)]
+    assert blocks(rank(rows)) == [16, 32]
+
+
 def test_half_a_percent_is_no_lead(final: Make) -> None:
     rows = [final(16, 0.800, 0.0005), final(32, 0.8035, 0.0005, registers=32), final(64, 0.806, 0.0005, registers=16)]
     ranked = rank(rows)

@@ -79,7 +79,9 @@ class FakeUnit:
         self.write("done", problem, config)
         return Outcome(status="ok", stage="measure", timing=Timing(seconds, seconds, seconds, 20))
 
-    def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
+    def finals(
+        self, problem: Problem, configs: Sequence[Config], seconds: float, margin: float | None = None
+    ) -> dict[Config, list[float]]:
         self.write("final", problem)
         self.do("final")
         return {config: [seconds_of(config)] * 9 for config in configs}

@@ -103,7 +103,8 @@ class Simulation:
         self.runtime = HostRuntime()
         self.change: Change = lambda out, lse: None
         self.crash = False
-        self.spoil_input = False
+        self.spoil_input = ""
+        """The input whose last element candidates change: q, k or v."""
         self.beside_workspace = ""
         """Where candidates write beside their workspace: ``before`` or ``behind`` it."""
         self.errors = CudaError
@@ -173,7 +174,7 @@ class Simulation:
                 out_view[:, self.rows], lse_view[...] = made[:, self.rows], made_lse
                 self.change(out_view, lse_view)
                 if self.spoil_input:
-                    stored[1][0, 0, 0, 0] = 0x3C01
+                    stored["qkv".index(self.spoil_input)][-1, -1, -1, -1] = 0x3C01
                 if self.beside_workspace and workspace:
                     behind = plan.workspace_bytes if self.beside_workspace == "behind" else -1
                     ctypes.memset(workspace + behind, 0, 1)

@@ -28,7 +28,7 @@ from flashtune.tuner.intervals import paired_ratio, ratios_to
 from flashtune.tuner.presets import preset
 from flashtune.tuner.sample import samples
 from flashtune.tuner.space import Space, make_space
-from flashtune.tuner.strategy import EXHAUSTIVE
+from flashtune.tuner.strategy import EXHAUSTIVE, strategy
 from flashtune.tuner.study import Search
 from flashtune.tuner.timing import shuffled, summarise
 
@@ -145,6 +145,47 @@ def test_what_is_searched_holds_the_default(name: str, seqlen: int, causal: bool
 
 def test_points_lead_back_to_their_configs() -> None:
     assert [SPACE.at(SPACE.point(config)) for config in SPACE.configs] == list(SPACE.configs)
+
+
+def test_a_neighbour_is_one_step_of_one_parameter_away() -> None:
+    for config in SPACE.configs[:: len(SPACE) // 20]:
+        closed = {config}
+        while (found := SPACE.neighbour(config, closed)) is not None:
+            own, other = SPACE.point(config), SPACE.point(found)
+            (name,) = (each for each in own if own[each] != other[each])
+            between = range(min(own[name], other[name]) + 1, max(own[name], other[name]))
+            assert not any(SPACE.point(each)[name] in between for each in SPACE.configs), "a value is left out"
+            closed.add(found)
+        assert len(closed) > 1
+
+
+def test_neighbours_come_in_the_order_of_the_model() -> None:
+    config = SPACE.configs[0]
+    first = SPACE.neighbour(config, set())
+    assert first is not None
+    second = SPACE.neighbour(config, {first})
+    assert second is not None
+    assert SPACE.rank[first] < SPACE.rank[second]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_share_of_the_trials_goes_next_to_the_fastest(share: float) -> None:
+    """So that all around the fastest is tried, which random proposals alone leave to chance."""
+    target = SPACE.configs[len(SPACE) // 2]
+
+    def distance(config: Config) -> int:
+        own, other = SPACE.point(config), SPACE.point(target)
+        return sum(abs(own[name] - other[name]) for name in own)
+
+    search = Search(SPACE, dataclasses.replace(strategy("random"), near_share=share), seed=3)
+    tried = set()
+    for _ in range(80):
+        config = search.ask()
+        assert config is not None
+        search.tell(config, 1e-3 * (1 + distance(config)))
+        tried.add(config)
+    fastest = min(tried, key=distance)
+    assert (SPACE.neighbour(fastest, tried) is None) == (share > 0)
 
 
 def test_the_nearest_config_to_a_legal_point_is_its_own_until_closed() -> None:

@@ -142,7 +142,7 @@ def test_copies_of_a_config_are_interleaved_like_finalists(simulation: Simulatio
 
 
 def test_a_kernel_that_changes_its_inputs_is_rejected(simulation: Simulation) -> None:
-    simulation.spoil_input = True
+    simulation.spoil_input = "k"
     assert simulation.attempt().message == "changed its input k"
 
 
@@ -211,3 +211,21 @@ def test_problems_share_inputs_and_stay_correct_when_buffers_grow(simulation: Si
     assert simulation.bench.prepare(longer) is None
     assert simulation.bench.attempt(longer, CONFIG, BUILT, None).status == "ok"
     assert simulation.attempt().status == "ok"
+
+
+RACE = {"default": 1.2, "best": 1.0, "near": 1.003, "slow": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("margin", "rounds"),
+    [(None, (50, 50, 50, 50)), (0.005, (50, 50, 50, 9)), (0.15, (50, 50, 50, 50)), (0.001, (50, 50, 9, 9))],
+)
+def test_the_slow_leave_a_race_and_the_default_stays(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, margin: float | None, rounds: tuple[int, ...]
+) -> None:
+    timer = simulation.bench._timer
+    monkeypatch.setattr(timer, "seconds", lambda launch, count: [launch()] * count)
+    launches = {name: (lambda seconds=seconds: seconds) for name, seconds in RACE.items()}
+    found = timer.interleaved(launches, 60.0, margin)
+    assert tuple(len(times) for times in found.values()) == rounds
+    assert list(found) == list(RACE)

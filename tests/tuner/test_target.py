@@ -116,7 +116,7 @@ def test_what_the_user_gives_is_tried_first_then_the_default_then_winners() -> N
     for config in asked:
         assert config is not None
         target.tell(config, ROW, 1e-3)
-    assert foreign in target.finalists() or len(target.finalists()) == targets.FINALISTS + 1
+    assert foreign in target.finalists(1.0) or len(target.finalists(1.0)) == targets.FINALISTS + 1
     assert set(target.seconds) == set(asked)
 
 
@@ -165,7 +165,7 @@ def test_there_is_no_final_before_the_previous_winner_was_tried() -> None:
     target = Target(PROBLEM, SPACES, DEFAULT, {}, [], 0, previous=previous)
     target.ask()
     target.tell(DEFAULT, ROW, 1e-3)
-    assert target.finalists() == []
+    assert target.finalists(1.0) == []
     target.ask()
     target.tell(previous, ROW, None)  # it does not work here any more
-    assert target.finalists() == [DEFAULT]
+    assert target.finalists(1.0) == [DEFAULT]

@@ -119,7 +119,9 @@ class FakeBench:
         timing = Timing(seconds, 0.99 * seconds, 1.01 * seconds, 20)
         return Outcome(status="ok", stage="measure", timing=timing, max_error=1e-3, rms_error=1e-4, readings=READINGS)
 
-    def finals(self, problem: Problem, configs: Sequence[Config], seconds: float) -> dict[Config, list[float]]:
+    def finals(
+        self, problem: Problem, configs: Sequence[Config], seconds: float, margin: float | None = None
+    ) -> dict[Config, list[float]]:
         self.finalists[problem] = list(configs)
         return {config: [self.final(config) for _ in range(9)] for config in configs}
 
