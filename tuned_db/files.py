@@ -25,7 +25,7 @@ SCHEMA_VERSION = 2
 APPLICATION_ID = 0x464C5455
 """'FLTU' in the header of an SQLite file says that flashtune wrote it."""
 
-_MAGIC = b"SQLite format 3\0"
+MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _NETWORK = ("nfs", "cifs", "smb", "afs", "9p", "ceph", "gluster", "lustre", "gpfs", "beegfs", "fuse.")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -59,7 +59,7 @@ def read_header(path: Path) -> Header:
         raise StoreError(f"tuning database {path} can't be read: {error.strerror}") from error
     if not head:
         raise DatabaseDamaged(f"tuning database {path} is empty (0 bytes). {WAY_OUT}")
-    if not head.startswith(_MAGIC) or len(head) < _HEADER_BYTES:
+    if not head.startswith(MAGIC) or len(head) < _HEADER_BYTES:
         raise DatabaseDamaged(f"tuning database {path} is not an SQLite database. {WAY_OUT}")
     (application,) = struct.unpack_from(">i", head, 68)
     if application != APPLICATION_ID:

@@ -7,17 +7,17 @@ its own. A row under an id that the database has with other values is refused, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flashtune.errors import InvalidInput, StoreError
 
 from .exchange import read_export, read_header, write_export
+from .files import MAGIC
 from .records import Measurement
 from .rows import count_unreadable
 from .store import Store
-
-MAGIC = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ def add_file(store: Store, path: Path, *, skip_invalid: bool = False) -> Added:
     The first row that is not valid raises `InvalidInput` with path, line and reason; with ``skip_invalid`` such rows
     are passed over and listed.
     """
+    if not path.is_file():  # opening a pipe would wait for its other end
+        raise InvalidInput(f"{path} is no file")
     if _is_database(path):
         raise InvalidInput(f"{path} is a database, not an export: flashtune db merge {path}")
     export = read_export(path, skip_invalid=skip_invalid)
@@ -46,7 +48,7 @@ def add_file(store: Store, path: Path, *, skip_invalid: bool = False) -> Added:
 
 def add_database(store: Store, path: Path) -> Added:
     """Adds all measurements of the database at ``path``, which is only read and may be of an older schema."""
-    if not path.exists():
+    if not path.is_file():
         raise StoreError(f"there is no tuning database at {path}")
     if not _is_database(path) and _is_export(path):
         raise InvalidInput(f"{path} is an export, not a database: flashtune db import {path}")
@@ -72,7 +74,7 @@ def export_database(store: Store, path: Path, *, gpu_key: str | None = None) -> 
     return len(rows)
 
 
-def _added(store: Store, rows: tuple[Measurement, ...] | list[Measurement], refused: tuple[str, ...]) -> Added:
+def _added(store: Store, rows: Sequence[Measurement], refused: tuple[str, ...]) -> Added:
     new = store.add(rows)
     return Added(new, len(rows) - new, refused)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ._cli_options import database_option, new_database_option
+from ._cli_options import database_option, existing_database, new_database_option
 
 if TYPE_CHECKING:
     from .tuned_db.store import Store
@@ -131,14 +131,9 @@ def _counted(count: int, what: str) -> str:
 
 
 def _existing(database: Path | None) -> Store:
-    from . import settings
-    from .errors import InvalidInput
     from .tuned_db.store import Store
 
-    path = database or settings.database_path()
-    if not path.exists():
-        raise InvalidInput(f"there is no tuning database at {path} yet; flashtune tune makes one")
-    return Store.open(path, create=False, readonly=True)
+    return Store.open(existing_database(database), create=False, readonly=True)
 
 
 def _add(sources: tuple[Path, ...], database: Path | None, add: Callable[[Store, Path], Added]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ._cli_options import database_option
+from ._cli_options import database_option, existing_database
 
 
 @click.command(name="export-optuna")
@@ -26,15 +26,11 @@ def export_optuna(file: Path, gpu: str | None, database: Path | None) -> None:
       flashtune export-optuna studies.db --gpu h200 --db team.db
       pip install optuna-dashboard && optuna-dashboard sqlite:///studies.db
     """
-    from . import settings
     from .codegen.gpu import gpu_by_alias
-    from .errors import InvalidInput
     from .tuner.optuna_export import export_studies
 
     key = gpu_by_alias(gpu).key if gpu is not None else None
-    path = database or settings.database_path()
-    if not path.exists():
-        raise InvalidInput(f"there is no tuning database at {path} yet; flashtune tune makes one")
+    path = existing_database(database)
 
     def show(name: str, number: int, total: int) -> None:
         click.echo(f"{number} of {total}: {name}", err=True)

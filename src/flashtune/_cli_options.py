@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from . import settings
 from .errors import InvalidInput
 from .tuner.budget import EFFORTS
 
@@ -32,7 +33,13 @@ def _database(context: click.Context, option: click.Parameter, given: str | None
 
 def _existing(context: click.Context, option: click.Parameter, given: str | None) -> Path | None:
     path = _database(context, option, given)
-    if path is not None and not path.exists():
+    return None if path is None else existing_database(path)
+
+
+def existing_database(path: Path | None) -> Path:
+    """``path``, or the default where it is None; `InvalidInput` where nothing is there."""
+    path = path or settings.database_path()
+    if not path.exists():
         raise InvalidInput(f"there is no tuning database at {path} yet; flashtune tune makes one")
     return path
 

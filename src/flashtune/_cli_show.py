@@ -13,6 +13,7 @@ import click
 from rich.text import Text
 
 from . import settings
+from ._cli_options import existing_database
 from ._cli_tables import config_text, console, milliseconds, table
 from .errors import FlashtuneError, InvalidInput
 
@@ -31,9 +32,7 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
     from .tuned_db.store import Store
 
     wanted = gpu_by_alias(gpu_name).key if gpu_name is not None else None
-    path = database or settings.database_path()
-    if not path.exists():
-        raise InvalidInput(f"there is no tuning database at {path} yet; flashtune tune makes one")
+    path = existing_database(database)
     out = console()
     with Store.open(path, create=False, readonly=True) as store:
         keys = [wanted] if wanted else store.gpu_keys()

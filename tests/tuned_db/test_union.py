@@ -164,6 +164,8 @@ def test_what_is_no_database_or_export_says_so(tmp_path: Path, rows: list[Measur
             (empty, add_database, DatabaseDamaged, "empty"),
             (text, add_file, InvalidInput, "line 1"),
             (tmp_path / "none.db", add_database, StoreError, "there is no tuning database"),
+            (tmp_path, add_database, StoreError, "there is no tuning database"),
+            (tmp_path, add_file, InvalidInput, "is no file"),
         ):
             with pytest.raises(error, match=message):
                 add(store, path)
