@@ -44,6 +44,10 @@ class Claim:
     low: float
     high: float
 
+    @classmethod
+    def of(cls, ratio: float, low: float | None, high: float | None) -> Claim:
+        return cls(ratio, ratio, ratio) if low is None or high is None else cls(ratio, low, high)
+
     @property
     def blurred(self) -> bool:
         return self.high - self.low > BLURRED * self.ratio
@@ -152,14 +156,13 @@ def _witnesses(rows: Sequence[Measurement], against: Mapping[str, Variant]) -> l
 
 def _claim(rows: Sequence[Measurement]) -> Claim:
     """What one session says: the medians of its rows."""
-    return _median([_claim_of(each) for each in rows])
+    return _median([claim_of(each) for each in rows])
 
 
-def _claim_of(row: Measurement) -> Claim:
+def claim_of(row: Measurement) -> Claim:
+    """What one row says that has a ratio."""
     assert row.ratio is not None
-    if row.ratio_low is None or row.ratio_high is None:
-        return Claim(row.ratio, row.ratio, row.ratio)
-    return Claim(row.ratio, row.ratio_low, row.ratio_high)
+    return Claim.of(row.ratio, row.ratio_low, row.ratio_high)
 
 
 def _median(claims: Sequence[Claim]) -> Claim:

@@ -28,6 +28,7 @@ def db() -> None:
       flashtune db export h100.jsonl        its measurements, as text that travels and diffs well
       flashtune db import h100.jsonl        what a colleague has exported
       flashtune db merge node7/tuned.db     another database, as it is
+      flashtune db verify                   time some of its winners again, on the GPU here
     """
 
 

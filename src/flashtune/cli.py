@@ -30,6 +30,7 @@ from ._cli_options import (
     take_problem,
 )
 from ._cli_problems import asked_problems, source_options
+from ._cli_verify import verify
 from .errors import FlashtuneError
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ def source(
     show_source(problem, target, family, settings, lines, database)
 
 
+db.add_command(verify)
 main.add_command(db)
 main.add_command(emulate)
 main.add_command(export_optuna)
