@@ -43,6 +43,8 @@ from .worker import ProcessWorker, Unit, Worker
 
 SAMPLE = 20
 """Winners that are timed: about a minute. Where one in eight doesn't hold, a sample of 20 shows it with 93 %."""
+MESSAGE = 200
+"""Characters of the message of a failure; the row has all of it."""
 
 Word = Literal["reproduced", "not reproduced", "could not be run"]
 WORDS: tuple[Word, ...] = get_args(Word)
@@ -269,4 +271,5 @@ def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, session: str
 
 
 def _failure(row: Measurement) -> str:
-    return f"{row.status}: {row.message}" if row.message else row.status
+    message = " ".join(row.message.split())  # a compiler's has lines
+    return f"{row.status}: {message[:MESSAGE]}" if message else row.status
