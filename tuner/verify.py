@@ -256,12 +256,14 @@ def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, session: str
     failed = next((each for each in own if each.status != "ok"), None)
     if failed is not None and failed.status in REJECTING:
         return said(word="not reproduced", here=None, why=_failure(failed))
-    if final is not None and not final.flagged:
-        claim = claim_of(final)
-        return said(word="reproduced" if claim.agrees(stored.claim) else "not reproduced", here=claim, why="")
     if final is not None:
-        why = "the card was slowed down or shared meanwhile: the time says nothing"
-        return said(word="could not be run", here=claim_of(final), why=why)
+        claim, why = claim_of(final), ""
+        if final.flagged:
+            why = "the card was slowed down or shared meanwhile, so the times say nothing"
+        elif claim.blurred:
+            why = "the times scatter too much to say anything; flashtune noise says more"
+        agrees: Word = "reproduced" if claim.agrees(stored.claim) else "not reproduced"
+        return said(word="could not be run" if why else agrees, here=claim, why=why)
     if failed is not None:
         why = _failure(failed)
     else:

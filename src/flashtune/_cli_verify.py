@@ -34,7 +34,7 @@ def verify(
     """Time winners again, against the default, and say whether their claims are reproduced.
 
     Some of the winners for the GPU here are drawn, or the one of the problem that the flags describe. Each is checked
-    for correctness, then timed together with the default config. That takes about 3 seconds for each, and no other
+    for correctness, then timed together with the default config. That takes a few seconds for each, and no other
     work should be on the card. What is measured is stored as a session of its own: a claim that a session of another
     day or another card reproduces is verified, one that it does not is disputed and gives way to others.
 

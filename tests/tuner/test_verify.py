@@ -155,6 +155,21 @@ def test_a_final_on_a_shared_card_says_nothing(path: Path) -> None:
     assert "shared" in found.rows[0].why
 
 
+def test_times_that_scatter_say_nothing(path: Path) -> None:
+    class Loud(FakeBench):
+        def finals(self, problem: Problem, configs: Any, *rest: Any) -> dict[Config, list[float]]:
+            rounds = super().finals(problem, configs, *rest)
+            return {
+                each: [time * (1 + number / 10 * (each != DEFAULT)) for number, time in enumerate(times)]
+                for each, times in rounds.items()
+            }
+
+    found = verified(path, Loud(unit="GPU-other"))
+    assert words(found) == ["could not be run"] * 3
+    assert "scatter" in found.rows[0].why
+    assert {each.level for each in found.rows} == {"candidate"}
+
+
 def test_a_config_that_costs_its_workers_is_blamed_and_the_others_go_on(path: Path) -> None:
     winner = find(PROBLEMS[0], GPU, store_path=path).config
     there = [find(each, GPU, store_path=path).config for each in PROBLEMS].count(winner)
