@@ -193,6 +193,8 @@ class Trust:
 
     def __str__(self) -> str:
         said = "1 session" if self.sessions == 1 else f"{self.sessions} sessions"
+        said += f" on {len(self.units)} cards" if len(self.units) > 1 else ""
+        said += f" since {self.first}" if self.first != self.last else ""
         if self.level == "candidate":
             return f"candidate, {said} and none to compare it with"
         return f"{self.level}, {said}: the newest agrees with {self.agreeing} of {self.others} independent of it"

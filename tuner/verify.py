@@ -254,7 +254,9 @@ def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, session: str
     own = [each for each in here if each.variant == stored.variant]
     final = next((each for each in own if each.stage == "final" and each.ratio is not None), None)
     failed = next((each for each in own if each.status != "ok"), None)
-    if failed is not None and failed.status in REJECTING:
+    other = next((each for each in here if each.status != "ok" and each.variant != stored.variant), None)
+    sound = any(each.status == "ok" and each.config == stored.default for each in here)
+    if failed is not None and failed.status in REJECTING and sound:  # else the fault may be the machine's
         return said(word="not reproduced", here=None, why=_failure(failed))
     if final is not None:
         claim, why = claim_of(final), ""
@@ -264,11 +266,12 @@ def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, session: str
             why = "the times scatter too much to say anything; flashtune noise says more"
         agrees: Word = "reproduced" if claim.agrees(stored.claim) else "not reproduced"
         return said(word="could not be run" if why else agrees, here=claim, why=why)
-    if failed is not None:
+    if other is not None:
+        why = f"the default: {_failure(other)}"
+    elif failed is not None:
         why = _failure(failed)
     else:
-        other = next((f"the default: {_failure(each)}" for each in here if each.status != "ok"), "")
-        why = target.skipped or other or ended or "there was no final; the log says why"
+        why = target.skipped or ended or "there was no final; the log says why"
     return said(word="could not be run", here=None, why=why)
 
 

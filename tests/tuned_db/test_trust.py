@@ -250,7 +250,9 @@ def test_a_look_up_says_how_far_its_claim_is_trusted(final: Make, store: Store) 
     choice = find(rows[0].problem, gpu(), store_path=store.path)
     assert choice.trust == trusted(rows)
     assert (choice.ratio, choice.ratio_low, choice.ratio_high) == (0.8, 0.798, 0.802)
-    assert choice.evidence.endswith("verified, 3 sessions: the newest agrees with 2 of 2 independent of it")
+    assert choice.evidence.endswith(
+        "; verified, 3 sessions on 2 cards since 2026-12-01: the newest agrees with 2 of 2 independent of it"
+    )
 
 
 def gpu() -> Any:

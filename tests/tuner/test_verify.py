@@ -314,6 +314,27 @@ def test_it_fails_where_a_claim_is_not_reproduced(here: type[Unit], path: Path) 
     assert "candidate -> disputed" in done.stdout
 
 
+def test_ctrl_c_prints_what_is_known_and_ends_as_shells_have_it(here: type[Unit], path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number == 3:
+            signal.raise_signal(signal.SIGINT)
+        return None
+
+    here.bench = FakeBench(unit="GPU-other", outcome=outcome)
+    assert "Interrupted: all results up to here are stored." in call("--db", str(path), code=130).stdout
+
+
+def test_a_card_on_which_the_default_fails_too_disproves_nothing(here: type[Unit], path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        raise DeviceLostError("the card fell off the bus")
+
+    here.bench = FakeBench(unit="GPU-other", outcome=outcome)
+    said = call("--db", str(path), code=1).stdout
+    assert "0 reproduced, 0 not reproduced, 3 could not be run" in said
+    assert "the default: illegal_access" in said
+    assert "the card fell off the bus" in said
+
+
 def test_it_fails_where_nothing_could_be_run(here: type[Unit], path: Path) -> None:
     here.bench = FakeBench(outcome=lambda config, number: Outcome(status="out_of_memory"))
     assert "3 could not be run" in call("--db", str(path), code=1).stdout
