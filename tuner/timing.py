@@ -13,7 +13,7 @@ K = TypeVar("K")
 
 ROUND_LAUNCHES = 3
 """Launches per config and round in finals."""
-MIN_ROUNDS, MAX_ROUNDS = 9, 50
+MIN_ROUNDS, MAX_ROUNDS = 9, 100
 """From 9 rounds on the interval of a ratio leaves one outlier out on either side (`intervals`)."""
 
 
