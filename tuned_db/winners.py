@@ -19,8 +19,8 @@ Winners are not stored, so databases merge without conflicts and a better policy
    badly must not help. Rows without an interval are as narrow as their ratio. Those within `ALIKE` of the fastest are
    tied with it too: they may be told apart one day and change places the next. Who left a final early, with fewer
    rounds than the default, was slower than the fastest there by more than that, round by round: it is not tied with
-   those who stayed, and its ratio counts as no less than that of the fastest of them and `ALIKE`, whatever its few
-   rounds say.
+   those who stayed, unless in as many finals it did so too, and its ratio counts as no less than that of the fastest of
+   them and `ALIKE`, whatever its few rounds say.
 6. In a tie set the one wins that needs least: spilled bytes, then registers, then shared memory, each the least that
    was recorded; then family, config key and source digest, which are the same everywhere and always. What is left is
    ordered likewise, set by set.
@@ -109,7 +109,7 @@ class Ranked:
         own = self.ratio - (self.ratio if self.low is None else self.low)
         high = leader.ratio if leader.high is None else leader.high
         width = high - (leader.ratio if leader.low is None else leader.low)
-        if self.left & leader.stayed:
+        if len(self.left & leader.stayed) > len(self.stayed & leader.stayed):
             return False
         is_default = leader.low == leader.high == 1  # its interval has no width, as it is compared with itself
         reach = own if is_default else min(own, width / 2)
