@@ -1,0 +1,89 @@
+"""A copy of a database that others may write meanwhile: whole, checked, on the disk, and then under its name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from flashtune.errors import DatabaseDamaged, DatabaseNotWritable
+
+from .files import WAY_OUT, claim, sqlite_failures
+from .records import new_id
+from .sqlite import Mode, connect
+
+SIDE_FILES = ("-journal", "-wal", "-shm")
+_TARGET_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
+_TARGET_FAULTS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
+
+
+@contextmanager
+def copied(path: Path, target: Path, mode: Mode, timeout: float) -> Iterator[tuple[Path, int]]:
+    """A finished copy of the database at ``path`` in the folder of ``target`` under a name of its own, and its schema.
+
+    What was committed when the copy began is in it, and nothing later; writers wait only where there is no WAL. The
+    copy needs no side files. It is removed at the end of the block if it still has that name; one that a killed run left
+    behind is in nobody's way. Raises `DatabaseDamaged` where what was copied is not sound, `DatabaseNotWritable` where
+    there is no room for it.
+    """
+    copy = target.parent / f".{target.name}-{new_id()}.tmp"
+    try:
+        try:
+            os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            schema = _copy(path, copy, target, mode, timeout)
+            with copy.open("r+b") as file:
+                os.fsync(file.fileno())
+            shutil.copymode(path, copy)
+        except OSError as error:
+            raise _no_room(target, error.strerror or str(error)) from error
+        yield copy, schema
+    finally:
+        with suppress(OSError):
+            for suffix in ("", *SIDE_FILES):
+                Path(f"{copy}{suffix}").unlink(missing_ok=True)
+
+
+def name_copy(copy: Path, target: Path) -> bool:
+    """Gives a finished copy its name for good; False where something has that name already, which is left alone."""
+    try:
+        if not claim(copy, target):
+            return False
+        if hasattr(os, "O_DIRECTORY"):  # elsewhere a folder can't be opened, and names are safe without
+            folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except OSError as error:
+        raise _no_room(target, error.strerror or str(error)) from error
+    return True
+
+
+def _copy(path: Path, copy: Path, target: Path, mode: Mode, timeout: float) -> int:
+    with sqlite_failures(path, writing=False, timeout=timeout), closing(connect(path, mode, timeout)) as source:
+        # A read transaction first: it waits for a lock as long as is allowed, where backup() would wait for ever.
+        source.execute("BEGIN")
+        source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        with closing(connect(copy, "write", timeout)) as made:
+            try:
+                source.backup(made)
+                made.execute("PRAGMA journal_mode = DELETE")
+            except sqlite3.Error as error:
+                code = getattr(error, "sqlite_errorcode", None) or 0
+                if code & 0xFF in _TARGET_CODES or code in _TARGET_FAULTS:
+                    raise _no_room(target, str(error)) from error
+                raise
+            (verdict,) = made.execute("PRAGMA quick_check(1)").fetchone()
+            (schema,) = made.execute("PRAGMA user_version").fetchone()
+    if verdict != "ok":
+        raise DatabaseDamaged(f"tuning database {path} is damaged: {verdict}. {WAY_OUT}")
+    return int(schema)
+
+
+def _no_room(target: Path, why: str) -> DatabaseNotWritable:
+    return DatabaseNotWritable(
+        f"the copy {target} can't be written: {why}. Nothing was changed; make room there, or choose another folder"
+    )
