@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ._cli_db_keep import backup, check, upgrade
 from ._cli_options import database_option, existing_database, new_database_option
 
 if TYPE_CHECKING:
@@ -28,7 +29,13 @@ def db() -> None:
       flashtune db export h100.jsonl        its measurements, as text that travels and diffs well
       flashtune db import h100.jsonl        what a colleague has exported
       flashtune db merge node7/tuned.db     another database, as it is
+      flashtune db check                    is it sound, and does it serve the GPU here
+      flashtune db backup safe.db           a copy, also while others write
     """
+
+
+for command in (backup, check, upgrade):
+    db.add_command(command)
 
 
 @db.command()
