@@ -25,9 +25,9 @@ def copied(path: Path, target: Path, mode: Mode, timeout: float) -> Iterator[tup
     """A finished copy of the database at ``path`` in the folder of ``target`` under a name of its own, and its schema.
 
     What was committed when the copy began is in it, and nothing later; writers wait only where there is no WAL. The
-    copy needs no side files. It is removed at the end of the block if it still has that name; one that a killed run left
-    behind is in nobody's way. Raises `DatabaseDamaged` where what was copied is not sound, `DatabaseNotWritable` where
-    there is no room for it.
+    copy needs no side files. It is removed at the end of the block if it still has that name; one that a killed run
+    left behind is in nobody's way. Raises `DatabaseDamaged` where what was copied is not sound, `DatabaseNotWritable`
+    where there is no room for it.
     """
     copy = target.parent / f".{target.name}-{new_id()}.tmp"
     try:

@@ -217,5 +217,7 @@ def serves(store: Store, gpu: Gpu) -> Service:
     elif near:
         why = "what it holds for chips of that capability can't be used, or what ships with flashtune is better"
     else:
-        why = f"it holds entries for {', '.join(names)} only, and kernels of another compute capability don't carry over"
+        why = (
+            f"it holds entries for {', '.join(names)} only, and kernels of another compute capability don't carry over"
+        )
     return Service(gpu, levels, tuple(names), why)

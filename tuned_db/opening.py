@@ -65,7 +65,8 @@ def upgrade_database(path: Path, timeout: float) -> Upgraded | None:
     do.
 
     The copy is named ``NAME.schema-N.backup``. It is whole before it has that name and has it before the upgrade
-    begins, which is one transaction: a run that is killed leaves the old database or the new one, and a next run goes on.
+    begins, which is one transaction: a run that is killed leaves the old database or the new one, and a next run goes
+    on.
     """
     from .upgrade import upgrade
 

@@ -113,7 +113,9 @@ def _print_file(path: Path, health: FileHealth) -> None:
     from .tuned_db.files import SCHEMA_VERSION
 
     older = "" if health.schema == SCHEMA_VERSION else f", older than {SCHEMA_VERSION}: flashtune db upgrade"
-    shared = "yes: SQLite's locks are unreliable there, write into a local file and merge it" if health.network else "no"
+    shared = (
+        "yes: SQLite's locks are unreliable there, write into a local file and merge it" if health.network else "no"
+    )
     click.echo(f"path          {path} ({_megabytes(path)})")
     click.echo(f"schema        {health.schema}{older}")
     click.echo(f"journal       {health.journal}")
