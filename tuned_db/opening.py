@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import itertools
 import logging
 import os
@@ -10,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .copying import SIDE_FILES, copied, name_copy
+from .copying import SIDE_FILES, copied, name_copy, same_pages
 from .files import (
     SCHEMA_VERSION,
     Header,
@@ -86,7 +85,7 @@ def _kept(copy: Path, path: Path, schema: int) -> Path:
     one (of a run that was killed, or of a process that upgrades too) serves again, and another one stays."""
     for number in itertools.count(1):
         target = path.with_name(f"{path.name}.schema-{schema}.backup{'' if number == 1 else f'-{number}'}")
-        if name_copy(copy, target) or (target.is_file() and filecmp.cmp(copy, target, shallow=False)):
+        if name_copy(copy, target) or (target.is_file() and same_pages(copy, target)):
             return target
     raise AssertionError("names do not end")
 

@@ -108,8 +108,9 @@ def digest(gpu: str | None, problem_file: Path | None, database: Path | None, **
         problems = list(read_problem_file(problem_file))
     target = gpu_from(gpu)
     path = existing_database(database) if database is not None else settings.database_path()
-    found = choices(target, problems, database=path)
     where = path if path.exists() else "no database of your own"
+    click.echo(f"{where}: looking up each problem", err=True)
+    found = choices(target, problems, database=path)
     count = "1 problem" if len(found.chosen) == 1 else f"{len(found.chosen)} problems"
     click.echo(f"{count} on {target.key}, from {where} and what ships with flashtune", err=True)
     click.echo(found.digest)
