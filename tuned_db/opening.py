@@ -85,9 +85,13 @@ def _kept(copy: Path, path: Path, schema: int) -> Path:
     one (of a run that was killed, or of a process that upgrades too) serves again, and another one stays."""
     for number in itertools.count(1):
         target = path.with_name(f"{path.name}.schema-{schema}.backup{'' if number == 1 else f'-{number}'}")
-        if name_copy(copy, target) or (target.is_file() and same_pages(copy, target)):
+        if name_copy(copy, target) or _is_same(copy, target):
             return target
     raise AssertionError("names do not end")
+
+
+def _is_same(copy: Path, target: Path) -> bool:
+    return target.is_file() and os.access(target, os.R_OK) and same_pages(copy, target)
 
 
 def fit_journal(path: Path, header: Header, timeout: float) -> None:

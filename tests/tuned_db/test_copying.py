@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,12 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def old(tmp_path: Path) -> Iterator[Path]:
+def old(tmp_path: Path) -> Path:
     """A database of the first schema."""
     path = tmp_path / "old" / "tuned.db"
     path.parent.mkdir()
     shutil.copy(FIRST, path)
-    yield path
+    return path
 
 
 class TestBackup:

@@ -163,17 +163,17 @@ def test_what_is_not_whole_is_refused_and_left_alone(file: Path, how: str) -> No
 
 def test_random_damage_never_gets_through(file: Path) -> None:
     whole, text = file.read_bytes(), read_export(file)
+    refused = 0
     for seed in range(300):
         random_ = random.Random(seed)
         data = bytearray(whole)
         data[random_.randrange(len(data))] ^= 1 << random_.randrange(8)
         file.write_bytes(data)
         try:
-            found = read_export(file)
-        except InvalidInput as error:
-            assert "rows.jsonl.gz" in str(error)
-        else:  # in the time, the level or the system of the gzip header, which say nothing of the rows
-            assert found == text
+            assert read_export(file) == text  # the time, level and system of a gzip header say nothing of the rows
+        except InvalidInput:
+            refused += 1
+    assert refused > 280
 
 
 def test_every_piece_boundary_gives_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
