@@ -41,7 +41,7 @@ def check(gpu_name: str | None, database: Path | None) -> None:
     health = inspect_file(path)
     _print_file(path, health)
     if health.faults:
-        click.echo("Damaged. Its rows were not judged. Restore a backup, or save what can be read: flashtune db export")
+        click.echo("Its rows were not judged. Restore a backup of it, or import an export of it into a new database.")
         raise click.exceptions.Exit(1)
     with Store.open(path, create=False, readonly=True) as store:
         _print_rows(inspect_rows(store))
