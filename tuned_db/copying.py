@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -37,7 +37,7 @@ def copied(path: Path, target: Path, mode: Mode, timeout: float) -> Iterator[tup
             schema = _copy(path, copy, target, mode, timeout)
             with copy.open("r+b") as file:
                 os.fsync(file.fileno())
-            shutil.copymode(path, copy)
+            copy.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR)
         except OSError as error:
             raise _no_room(target, error.strerror or str(error)) from error
         yield copy, schema

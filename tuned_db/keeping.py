@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sqlite3
@@ -11,8 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flashtune.codegen.config import Config
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import CAPABILITIES, Gpu, nearest_known
+from flashtune.codegen.problem import Spec
 from flashtune.errors import DatabaseNotWritable, InvalidInput, UnsupportedProblem
 
 from .copying import copied, name_copy
@@ -64,7 +67,7 @@ class FileHealth:
 
     schema: int
     journal: str
-    """Its journal mode: ``wal`` or ``delete``, usually."""
+    """Which one it is written with: ``wal`` or ``rollback``."""
     network: bool
     """Whether it is on a mount that several machines may share."""
     faults: tuple[str, ...] = ()
@@ -79,14 +82,12 @@ def inspect_file(path: Path, timeout: float = LOCK_TIMEOUT) -> FileHealth:
     path = Path(os.path.abspath(path))
     header = read_header(path)
     faults: list[str] = []
-    journal = "wal" if header.wal else "delete"
     schema = header.schema
     with (
         sqlite_failures(path, writing=False, timeout=timeout),
         closing(connect(path, reading_mode(path, header), timeout)) as connection,
     ):
         try:
-            journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
             schema = int(connection.execute("PRAGMA user_version").fetchone()[0])
             found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({FAULTS})")]
             faults += found if found != ["ok"] else []
@@ -103,7 +104,7 @@ def inspect_file(path: Path, timeout: float = LOCK_TIMEOUT) -> FileHealth:
             ):
                 raise
             faults.append(str(error))
-    return FileHealth(schema, journal, on_network(path), tuple(faults))
+    return FileHealth(schema, "wal" if header.wal else "rollback", on_network(path), tuple(faults))
 
 
 @dataclass(slots=True)
@@ -145,18 +146,22 @@ def inspect_rows(store: Store) -> Content:
 
 def _sources(rows: Iterable[Measurement]) -> dict[str, Sources]:
     found: dict[str, Sources] = {}
+    judge = functools.cache(_verdict)
     for row in sorted(rows, key=lambda each: each.gpu_key):
         own = found.setdefault(row.gpu_key, Sources(row.gpu_name))
-        kind, spec, gpu = family(row.family), row.problem.spec, _typical(row.gpu_key)
-        if not row.source_digest:
-            own.none += 1
-        elif kind.unsupported(spec, gpu) or kind.illegal(row.config, spec, gpu):
-            own.refused += 1
-        elif source_digest(spec, row.config) == row.source_digest:
-            own.current += 1
-        else:
-            own.older += 1
+        verdict = judge(row.gpu_key, row.problem.spec, row.config, row.source_digest)
+        setattr(own, verdict, getattr(own, verdict) + 1)
     return found
+
+
+def _verdict(gpu_key: str, spec: Spec, config: Config, digest: str) -> str:
+    """The field of `Sources` that a measurement counts for."""
+    kind, gpu = family(config.family), _typical(gpu_key)
+    if not digest:
+        return "none"
+    if kind.unsupported(spec, gpu) or kind.illegal(config, spec, gpu):
+        return "refused"
+    return "current" if source_digest(spec, config) == digest else "older"
 
 
 _KEY = re.compile(r"(\d+)\.(\d)[a-z]?/.*?(?:/smem(\d{1,9})(?:/.*)?)?")

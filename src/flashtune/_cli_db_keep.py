@@ -90,7 +90,7 @@ def upgrade(database: Path | None) -> None:
     from .tuned_db.keeping import upgrade_file
 
     path = existing_database(database)
-    click.echo(f"{path}: {_megabytes(path)}", err=True)
+    click.echo(f"{path}: copying and upgrading what is older ({_megabytes(path)})", err=True)
     done = upgrade_file(path)
     if done is None:
         click.echo(f"Nothing to do: {path} has schema version {SCHEMA_VERSION}, the newest that this flashtune knows")

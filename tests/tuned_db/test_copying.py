@@ -206,6 +206,9 @@ class TestBackup:
         path.chmod(0o600)
         back_up(path, tmp_path / "copy.db")
         assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
+        path.chmod(0o440)
+        back_up(path, tmp_path / "second.db")
+        assert (tmp_path / "second.db").stat().st_mode & 0o777 == 0o640
 
 
 class TestUpgrade:

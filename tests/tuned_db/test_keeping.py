@@ -39,6 +39,8 @@ class TestFile:
         assert [each.name for each in path.parent.iterdir()] == ["tuned.db"]
         monkeypatch.setattr(keeping, "on_network", lambda _: True)
         assert inspect_file(path).network is True
+        keeping.back_up(path, path.with_name("copy.db"))
+        assert inspect_file(path.with_name("copy.db")).journal == "rollback"
 
     def test_while_another_writes(self, store: Store, path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
