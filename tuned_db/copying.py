@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +18,8 @@ from .records import new_id
 from .sqlite import Mode, connect
 
 SIDE_FILES = ("-journal", "-wal", "-shm")
+ABANDONED = 3600
+"""Seconds after which an unfinished file is nobody's any more."""
 _HEADER, _PIECE = 100, 2**20
 _TARGET_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 _TARGET_FAULTS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
@@ -45,6 +49,14 @@ def copied(path: Path, target: Path, mode: Mode, timeout: float) -> Iterator[tup
         with suppress(OSError):
             for suffix in ("", *SIDE_FILES):
                 Path(f"{copy}{suffix}").unlink(missing_ok=True)
+
+
+def leftovers(path: Path) -> list[Path]:
+    """Unfinished files beside the database at ``path`` that runs left behind when they were killed: not touched for
+    `ABANDONED` seconds. Nothing reads them."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}-[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}\.tmp(-\w+)?")
+    named = (each for each in path.parent.iterdir() if pattern.fullmatch(each.name))
+    return sorted(each for each in named if time.time() - each.lstat().st_mtime > ABANDONED)
 
 
 def name_copy(copy: Path, target: Path) -> bool:

@@ -18,7 +18,7 @@ from flashtune.codegen.gpu import CAPABILITIES, Gpu, nearest_known
 from flashtune.codegen.problem import Spec
 from flashtune.errors import DatabaseNotWritable, InvalidInput, UnsupportedProblem
 
-from .copying import copied, name_copy
+from .copying import copied, leftovers, name_copy
 from .files import SCHEMA_VERSION, check_writable, on_network, read_header, sqlite_failures
 from .lookup import find_in, source_digest
 from .opening import Upgraded, reading_mode, upgrade_database
@@ -72,6 +72,8 @@ class FileHealth:
     """Whether it is on a mount that several machines may share."""
     faults: tuple[str, ...] = ()
     """What is damaged; empty for a sound file."""
+    leftovers: tuple[Path, ...] = ()
+    """Unfinished copies beside it, of runs that were killed; they may be deleted."""
 
 
 def inspect_file(path: Path, timeout: float = LOCK_TIMEOUT) -> FileHealth:
@@ -104,7 +106,9 @@ def inspect_file(path: Path, timeout: float = LOCK_TIMEOUT) -> FileHealth:
             ):
                 raise
             faults.append(str(error))
-    return FileHealth(schema, "wal" if header.wal else "rollback", on_network(path), tuple(faults))
+    return FileHealth(
+        schema, "wal" if header.wal else "rollback", on_network(path), tuple(faults), tuple(leftovers(path))
+    )
 
 
 @dataclass(slots=True)

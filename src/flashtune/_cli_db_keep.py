@@ -124,6 +124,8 @@ def _print_file(path: Path, health: FileHealth) -> None:
     for fault in health.faults:
         for line in fault.splitlines():
             click.echo(f"              {_plain(line)}")
+    for left in health.leftovers:
+        click.echo(f"left over     {_plain(str(left))}, of a run that was killed; it may be deleted")
 
 
 def _print_rows(content: Content) -> None:

@@ -25,7 +25,7 @@ from flashtune.errors import (
 )
 from flashtune.tuned_db import copying, keeping, opening
 from flashtune.tuned_db.files import SCHEMA_VERSION, read_header
-from flashtune.tuned_db.keeping import back_up, upgrade_file
+from flashtune.tuned_db.keeping import back_up, inspect_file, upgrade_file
 from flashtune.tuned_db.opening import Upgraded
 from flashtune.tuned_db.store import Store
 
@@ -346,6 +346,15 @@ def test_a_run_may_be_killed_when(start: Start, old: Path, moment: str) -> None:
     backups = [each for each in names(old.parent) if "backup" in each and not each.startswith(".")]
     assert backups == ["tuned.db.schema-1.backup"]
     assert rows(old.with_name(backups[0])) == before == rows(old)
+    unfinished = [each for each in old.parent.iterdir() if each.name.startswith(".")]
+    assert inspect_file(old).leftovers == ()  # it may still be at work
+    for each in unfinished:
+        os.utime(each, (1e9, 1e9))
+    os.utime(old.with_name(backups[0]), (1e9, 1e9))
+    assert inspect_file(old).leftovers == tuple(sorted(unfinished))
+    assert bool(unfinished) == (
+        moment not in ("the upgrade was begun", "the upgrade was not committed", "all was done")
+    )
 
 
 def test_the_backup_of_a_relative_path_is_where_it_was_asked_for(
