@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ._cli_db_compare import diff, digest, history
+from ._cli_db_keep import backup, check, upgrade
 from ._cli_options import database_option, existing_database, new_database_option
 
 if TYPE_CHECKING:
@@ -29,7 +31,14 @@ def db() -> None:
       flashtune db import h100.jsonl        what a colleague has exported
       flashtune db merge node7/tuned.db     another database, as it is
       flashtune db verify                   time some of its winners again, on the GPU here
+      flashtune db check                    is it sound, and does it serve the GPU here
+      flashtune db backup safe.db           a copy, also while others write
+      flashtune db diff a.db b.jsonl        what differs, in rows and in winners
     """
+
+
+for command in (backup, check, diff, digest, history, upgrade):
+    db.add_command(command)
 
 
 @db.command()
@@ -79,12 +88,13 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
     """Write all measurements to FILE, one a line.
 
     The same rows give the same bytes, so that the file diffs well under version control. An export that is there is
-    replaced, any other file is left alone. Predictions are not written.
+    replaced, any other file is left alone. Predictions are not written. A name that ends in .gz gives the same text as
+    gzip, a tenth of the size; import and diff take either.
 
     \b
     Examples:
       flashtune db export tuned/h100.jsonl --gpu h100
-      flashtune db export all.jsonl --db team.db
+      flashtune db export all.jsonl.gz --db team.db
       openssl genpkey -algorithm ed25519 -out mine.pem
       flashtune db export h100.jsonl --sign mine.pem
     """

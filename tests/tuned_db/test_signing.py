@@ -57,11 +57,13 @@ def stored(path: Path) -> list[Measurement]:
         return store.measurements()
 
 
-@pytest.fixture
-def signed(store: Store, rows: list[Measurement], key: Callable[[str], Path], tmp_path: Path) -> Path:
+@pytest.fixture(params=["rows.jsonl", "rows.jsonl.gz"])
+def signed(
+    store: Store, rows: list[Measurement], key: Callable[[str], Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> Path:
     """An export that the key "mine" has signed."""
     store.add(rows)
-    export = tmp_path / "rows.jsonl"
+    export = tmp_path / str(request.param)
     said = call("export", export, "--db", store.path, "--sign", key("mine"))
     assert Signer.read(tmp_path / "mine.pem").public in said.stdout
     return export
