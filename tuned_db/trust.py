@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from .records import Measurement, Trust, Variant
 
 ALIKE_CLAIMS = 0.015
-"""Part of a ratio. Claims that were sound came within 0.5 % when they were timed again (benchmarks/tune_twice.py, whose
-own bar this is); three times that is more than another card or another day adds to a claim that holds."""
+"""Part of a ratio. Sound claims came within 0.4 to 0.5 % when they were timed again on the same card and day
+(benchmarks/tune_twice.py, whose own bar this is); three times that leaves room for what another card or day adds."""
 BLURRED = 0.1
-"""Width of an interval as a part of its ratio. Of 1420 finals on an H200 (tune_h200_finals.jsonl.gz) half were narrower
-than a fifth of this, and one in a hundred was wider."""
+"""Width of an interval as a part of its ratio. Of 1420 finals on an H200 (benchmarks/results/tune_h200.jsonl.gz) half
+were narrower than a fifth of this, and one in a hundred was wider."""
 
 
 @dataclass(frozen=True, slots=True)
