@@ -127,7 +127,7 @@ class _Search:
 
     def near(self, level: Level, gpu_key: str) -> Choice | None:
         """Level 3, for a device model."""
-        found = []
+        found: list[tuple[float, float, int, Source, Ranked, str, Config]] = []
         for distance, neighbour in self._neighbours(gpu_key):
             self._passed_over = True
             for source in self.sources:
