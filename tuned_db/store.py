@@ -1,7 +1,8 @@
 """`Store`: a tuning database that is open. Adds measurements, never changes one; reads them back.
 
 Every call is a transaction of its own on a connection of its own, so a `Store` may be used from several threads, and
-a call that returned is on the disk (``synchronous=FULL``).
+a call that returned is on the disk (``synchronous=FULL``). Where the rows are, in a file or on a server, is the matter
+of its `Place`.
 """
 
 from __future__ import annotations
@@ -18,20 +19,14 @@ from sqlalchemy import ColumnElement, Connection, CursorResult, Select, bindpara
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
-from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
+from flashtune.codegen.value import shown
+from flashtune.errors import InvalidInput, StoreError
 
 from .blocklist import barred, blocklisted
-from .files import (
-    SCHEMA_VERSION,
-    WAY_OUT,
-    check_schema,
-    check_writable,
-    read_header,
-    sqlite_failures,
-)
 from .gate import check, settled
 from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow, VariantRow
-from .opening import fit_journal, make_database, reading_mode, upgrade_database
+from .opening import File, fit_journal, open_file
+from .place import Place
 from .records import Measurement, Prediction, Variant
 from .rows import (
     Writer,
@@ -43,7 +38,6 @@ from .rows import (
     select_measurements,
     select_predictions,
 )
-from .sqlite import Mode, engine
 from .winners import Ranked, best_first, with_source
 
 LOCK_TIMEOUT = 30.0
@@ -51,17 +45,20 @@ LOCK_TIMEOUT = 30.0
 
 
 class Store:
-    """An open tuning database; see :meth:`open`."""
+    """An open tuning database; see :meth:`open` for a file and :meth:`on_server` for a team's."""
 
     label = "user"
 
-    def __init__(self, path: Path, reading: Mode, *, readonly: bool, timeout: float) -> None:
-        self.path = path
-        self.readonly = readonly
-        self._reading = reading
-        self._timeout = timeout
+    def __init__(self, place: Place) -> None:
+        """The database at ``place``, whose schema and id are looked at; raises what `Place` raises."""
+        self.place = place
         self._snapshot: Connection | None = None
-        self._schema = SCHEMA_VERSION
+        with place.reading() as connection:
+            self._schema = place.schema(connection)
+            if connection.execute(select(OriginRow.uuid)).scalar_one_or_none() is None:
+                raise place.damaged()
+        if self._schema < place.oldest:
+            raise place.outdated(self._schema)
 
     @classmethod
     def open(
@@ -73,21 +70,42 @@ class Store:
         older schemas too, and works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`,
         `DatabaseTooNew`, `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
         """
+        scheme, separator, _ = str(path).partition("://")
+        if separator:  # what follows may hold a password
+            raise InvalidInput(
+                f"a tuning database is a path of a file system, not a {shown(scheme)} address. "
+                "What a team shares on a server is fetched by flashtune db pull"
+            )
         path = Path(os.path.abspath(path))
-        if not readonly and create and not os.path.lexists(path):
-            make_database(path, timeout)
-        header = read_header(path)
-        if readonly:
-            store = cls(path, reading_mode(path, header), readonly=True, timeout=timeout)
-        else:
-            check_writable(path)
-            if header.schema < SCHEMA_VERSION:
-                upgrade_database(path, timeout)
-            store = cls(path, "read", readonly=False, timeout=timeout)
-        store._check_schema()
+        place, header = open_file(path, create=create, readonly=readonly, timeout=timeout)
+        store = cls(place)
         if not readonly:
             fit_journal(path, header, timeout)
         return store
+
+    @classmethod
+    def on_server(cls, url: str, *, readonly: bool = False, timeout: float = LOCK_TIMEOUT) -> Self:
+        """Opens a team's PostgreSQL database at an address such as ``postgresql://me@host/tuned``.
+
+        It is never made or upgraded here; `team.py` does that. Its schema must be ours: raises `StoreError` for an older
+        one, `DatabaseTooNew`, `DatabaseForeign` for one that flashtune did not make, `MissingDependency`, or another
+        `StoreError`, each with the address but for its password. ``timeout`` is how many seconds a writer waits for
+        another. Look-ups of ``attention()`` never come here.
+        """
+        from .postgres import Server, team_url
+
+        return cls(Server(team_url(url), readonly=readonly, timeout=timeout))
+
+    @property
+    def path(self) -> Path:
+        """Path of the file; `StoreError` for a database on a server, which has none."""
+        if isinstance(self.place, File):
+            return self.place.path
+        raise StoreError(f"{self.place} is not a file. What needs one works on a local copy: flashtune db pull")
+
+    @property
+    def readonly(self) -> bool:
+        return self.place.readonly
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +145,7 @@ class Store:
             known = _known(connection, [each.id for each in records])
             for each in records:
                 if known.get(each.id, each) != each or new.get(each.id, each) != each:
-                    raise InvalidInput(f"measurement {each.id} is already in {self.path} with other values")
+                    raise InvalidInput(f"measurement {each.id} is already in {self.place} with other values")
                 if each.id not in known:
                     new[each.id] = each
             Writer(connection).measurements(new.values())
@@ -212,11 +230,12 @@ class Store:
         if gpu_key is not None:
             device = select(DeviceRow.id).where(DeviceRow.key == gpu_key).scalar_subquery()
             ok = ok.where(MeasurementRow.device_id == device)
-        query = select(ProblemRow.json).where(ok).order_by(ProblemRow.key)
+        query = select(ProblemRow.json).where(ok)
         if spec is not None:
             query = query.where(ProblemRow.spec_key == spec.key)
         with self._read() as connection:
-            return read_problems(connection.execute(query).scalars())
+            found = read_problems(connection.execute(query).scalars())
+        return sorted(found, key=lambda each: each.key)  # servers sort text in their own ways
 
     def gpu_keys(self, *, capability: str | None = None) -> list[str]:
         """Keys of the device models with measurements, sorted; of one compute capability such as ``9.0a``."""
@@ -253,36 +272,13 @@ class Store:
         if self._snapshot is not None:
             yield self._snapshot
             return
-        with (
-            sqlite_failures(self.path, writing=False, timeout=self._timeout),
-            engine(self.path, self._reading, self._timeout).begin() as connection,
-        ):
+        with self.place.reading() as connection:
             yield connection
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
-        if self.readonly:
-            raise DatabaseNotWritable(f"tuning database {self.path} was opened read-only")
-        with (
-            sqlite_failures(self.path, writing=True, timeout=self._timeout),
-            engine(self.path, "write", self._timeout).begin() as connection,
-        ):
+        with self.place.writing() as connection:
             yield connection
-
-    def _check_schema(self) -> None:
-        """Reads the schema through SQLite, which sees what a header alone does not: damage, a log not yet merged."""
-        with self._read() as connection:
-            schema = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-            origin = connection.execute(select(OriginRow.uuid)).scalar_one_or_none()
-        if origin is None:
-            raise DatabaseDamaged(f"tuning database {self.path} is damaged: its id is gone. {WAY_OUT}")
-        check_schema(self.path, schema)
-        self._schema = schema
-        if schema < (1 if self.readonly else SCHEMA_VERSION):
-            raise StoreError(
-                f"tuning database {self.path} has schema version {schema}, older than {SCHEMA_VERSION}. "
-                "It is upgraded when it is next opened for writing, e.g. by flashtune tune"
-            )
 
 
 def _known(connection: Connection, ids: list[str]) -> dict[str, Measurement | None]:
