@@ -1,7 +1,7 @@
 """`Place`: where the rows of a store are. A file has one, a team's server another; see `opening.py` and `postgres.py`.
 
-Both hold the same tables, made by the same migrations. What differs is how a connection is got, how writers wait for each
-other, where the schema version stands, and how a failure is named.
+Both hold the same tables, made by the same migrations. What differs is how a connection is got, how writers wait for
+each other, where the schema version stands, and how a failure is named.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ of its `Place`.
 from __future__ import annotations
 
 import copy
-import functools
+import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, Select, bindparam, delete, exists, select
+from sqlalchemy import Connection, delete, exists, select
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
@@ -23,8 +23,10 @@ from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, StoreError
 
 from .blocklist import barred, blocklisted
+from .filters import keys, matching
+from .fingerprints import Fingerprints, count, fingerprints
 from .gate import check, settled
-from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow, VariantRow
+from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow
 from .opening import File, fit_journal, open_file
 from .place import Place
 from .records import Measurement, Prediction, Variant
@@ -87,10 +89,10 @@ class Store:
     def on_server(cls, url: str, *, readonly: bool = False, timeout: float = LOCK_TIMEOUT) -> Self:
         """Opens a team's PostgreSQL database at an address such as ``postgresql://me@host/tuned``.
 
-        It is never made or upgraded here; `team.py` does that. Its schema must be ours: raises `StoreError` for an older
-        one, `DatabaseTooNew`, `DatabaseForeign` for one that flashtune did not make, `MissingDependency`, or another
-        `StoreError`, each with the address but for its password. ``timeout`` is how many seconds a writer waits for
-        another. Look-ups of ``attention()`` never come here.
+        It is never made or upgraded here; `team.py` does that. Its schema must be ours: raises `StoreError` for an
+        older one, `DatabaseTooNew`, `DatabaseForeign` for one that flashtune did not make, `MissingDependency`, or
+        another `StoreError`, each with the address but for its password. ``timeout`` is how many seconds a writer waits
+        for another. Look-ups of ``attention()`` never come here.
         """
         from .postgres import Server, team_url
 
@@ -132,24 +134,32 @@ class Store:
         same id, or a value out of range, raises `InvalidInput` before anything is written.
         """
         records = [check(settled(each)) for each in measurements]
-        self._insert(records)
+        self.add_parts([records])
         return records
 
     def add(self, measurements: Iterable[Measurement]) -> int:
         """As :meth:`record_all`; returns how many were new."""
-        return self._insert([check(settled(each)) for each in measurements])
+        return self.add_parts([[check(settled(each)) for each in measurements]])
 
-    def _insert(self, records: Sequence[Measurement]) -> int:
-        new: dict[str, Measurement] = {}
+    def add_parts(self, parts: Iterable[Sequence[Measurement]]) -> int:
+        """Stores all parts or none, one after the other, and returns how many were new; they are checked and settled.
+
+        Only one part is held at a time.
+        """
+        count = 0
         with self._write() as connection:
-            known = _known(connection, [each.id for each in records])
-            for each in records:
-                if known.get(each.id, each) != each or new.get(each.id, each) != each:
-                    raise InvalidInput(f"measurement {each.id} is already in {self.place} with other values")
-                if each.id not in known:
-                    new[each.id] = each
-            Writer(connection).measurements(new.values())
-        return len(new)
+            writer = Writer(connection)
+            for records in parts:
+                known = self._by_id(connection, [each.id for each in records])
+                new: dict[str, Measurement] = {}
+                for each in records:
+                    if not same(known.get(each.id, each), each) or new.get(each.id, each) != each:
+                        raise InvalidInput(f"measurement {each.id} is already in {self.place} with other values")
+                    if each.id not in known:
+                        new[each.id] = each
+                writer.measurements(new.values())
+                count += len(new)
+        return count
 
     def record_prediction(self, prediction: Prediction) -> None:
         """Stores a prediction in place of the last one of the same variant, problem and device model."""
@@ -164,8 +174,8 @@ class Store:
             writer = Writer(connection)
             cleared = set()
             for each in records:
-                keys = writer.shared(each)
-                place = keys["problem_id"], keys["device_id"]
+                shared = writer.shared(each)
+                place = shared["problem_id"], shared["device_id"]
                 if place not in cleared:
                     cleared.add(place)
                     connection.execute(
@@ -189,11 +199,35 @@ class Store:
         stage: str | None = None,
     ) -> list[Measurement]:
         """Measurements that match all that is given, oldest first. Rows that this version can't read are left out."""
-        wanted = {**_keys(problem, spec), "gpu_key": gpu_key, "family": family}
+        wanted = {**keys(problem, spec), "gpu_key": gpu_key, "family": family}
         wanted |= {"session": session, "status": status, "stage": stage}
         with self._read() as connection:
-            found = read_measurements(_matching(connection, select_measurements, self._schema, wanted))
+            found = read_measurements(matching(connection, select_measurements, self._schema, wanted))
         return sorted(found, key=lambda each: (each.created, each.id))
+
+    def by_id(self, ids: Sequence[str]) -> dict[str, Measurement | None]:
+        """The measurements with these ids; None for one that this version can't read."""
+        with self._read() as connection:
+            return self._by_id(connection, ids)
+
+    def _by_id(self, connection: Connection, ids: Sequence[str]) -> dict[str, Measurement | None]:
+        known: dict[str, Measurement | None] = {}
+        for start in range(0, len(ids), 500):
+            wanted = MeasurementRow.id.in_(ids[start : start + 500])
+            rows = connection.execute(select_measurements(self._schema).where(wanted)).all()
+            known |= dict.fromkeys(str(row._mapping["id"]) for row in rows)
+            known |= {each.id: each for each in read_measurements(rows)}
+        return known
+
+    def count(self) -> int:
+        """How many measurements there are, with those that this version can't read."""
+        with self._read() as connection:
+            return count(connection)
+
+    def fingerprints(self, ids: Sequence[str] | None = None) -> Iterator[Fingerprints]:
+        """Of all measurements or of those among ``ids``, a part at a time; see `fingerprints.py`."""
+        with self._read() as connection:
+            yield from fingerprints(connection, self._schema, ids)
 
     def predictions(
         self,
@@ -204,9 +238,9 @@ class Store:
         family: str | None = None,
     ) -> list[Prediction]:
         """Predictions that match all that is given, best first."""
-        wanted = {**_keys(problem, spec), "gpu_key": gpu_key, "family": family}
+        wanted = {**keys(problem, spec), "gpu_key": gpu_key, "family": family}
         with self._read() as connection:
-            found = read_predictions(_matching(connection, select_predictions, self._schema, wanted))
+            found = read_predictions(matching(connection, select_predictions, self._schema, wanted))
         return sorted(found, key=lambda each: (each.rank, each.predicted_us, each.family, each.config.key))
 
     def winner(
@@ -281,45 +315,7 @@ class Store:
             yield connection
 
 
-def _known(connection: Connection, ids: list[str]) -> dict[str, Measurement | None]:
-    """The stored rows with these ids; None for one that this version can't read."""
-    known: dict[str, Measurement | None] = {}
-    for start in range(0, len(ids), 500):
-        wanted = MeasurementRow.id.in_(ids[start : start + 500])
-        rows = connection.execute(select_measurements().where(wanted)).all()
-        known |= dict.fromkeys(str(row._mapping["id"]) for row in rows)
-        known |= {each.id: each for each in read_measurements(rows)}
-    return known
-
-
-_COLUMNS: dict[str, ColumnElement[Any]] = {
-    "problem": ProblemRow.key.expression,
-    "spec": ProblemRow.spec_key.expression,
-    "gpu_key": DeviceRow.key.expression,
-    "family": VariantRow.family.expression,
-    "session": MeasurementRow.session.expression,
-    "status": MeasurementRow.status.expression,
-    "stage": MeasurementRow.stage.expression,
-}
-
-
-def _keys(problem: Problem | None, spec: Spec | None) -> dict[str, str | None]:
-    return {"problem": problem.key if problem else None, "spec": spec.key if spec else None}
-
-
-def _matching(
-    connection: Connection,
-    select_all: Callable[[int], Select[*tuple[Any, ...]]],
-    schema: int,
-    wanted: Mapping[str, str | None],
-) -> CursorResult[*tuple[Any, ...]]:
-    given = {name: text for name, text in wanted.items() if text is not None}
-    return connection.execute(_narrowed(select_all, schema, tuple(given)), given)
-
-
-@functools.cache
-def _narrowed(
-    select_all: Callable[[int], Select[*tuple[Any, ...]]], schema: int, names: tuple[str, ...]
-) -> Select[*tuple[Any, ...]]:
-    """Kept, since SQLAlchemy takes longer to make a statement anew than SQLite to answer it."""
-    return select_all(schema).where(*(_COLUMNS[name] == bindparam(name) for name in names))
+def same(stored: Measurement | None, other: Measurement) -> bool:
+    """Whether a stored row, None where it can't be read, says what ``other`` says. A device is the same by its key: the
+    name that came first stays."""
+    return stored is not None and dataclasses.replace(stored, gpu_name=other.gpu_name) == other

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ._cli_options import database_option, existing_database, new_database_option
+from ._cli_team import pull, push, team
 
 if TYPE_CHECKING:
     from .tuned_db.store import Store
@@ -28,7 +29,13 @@ def db() -> None:
       flashtune db export h100.jsonl        its measurements, as text that travels and diffs well
       flashtune db import h100.jsonl        what a colleague has exported
       flashtune db merge node7/tuned.db     another database, as it is
+      flashtune db pull                     what the team has on its PostgreSQL server
+      flashtune db push                     what was measured here, for the team
     """
+
+
+for command in (pull, push, team):
+    db.add_command(command)
 
 
 @db.command()
