@@ -38,7 +38,7 @@ def fingerprints(connection: Connection, schema: int, ids: Sequence[str] | None 
 
 def of_row(row: Row[*tuple[Any, ...]]) -> str | None:
     """The fingerprint of a row of :func:`rows.select_measurements`."""
-    parts = [_spelled(row._mapping[name]) for name in sorted(row._mapping) if name not in _NAMES_ONLY]
+    parts = [_spelled(row._mapping[name]) for name in sorted(row._fields) if name not in _NAMES_ONLY]
     known = [each for each in parts if each is not None]
     return hashlib.sha256("|".join(known).encode()).hexdigest() if len(known) == len(parts) else None
 

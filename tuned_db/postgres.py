@@ -32,6 +32,8 @@ VERSION_TABLE = "flashtune_schema"
 EXAMPLE = "postgresql://me@host/tuned"
 
 _SCHEMES = ("postgresql+psycopg", "postgresql", "postgres")
+_SCHEME = re.compile(r"[a-z0-9+]{1,20}", re.ASCII)
+"""Of an address; what is no scheme may be a password."""
 _PATIENCE = {"connect_timeout": "10", "keepalives_idle": "30", "tcp_user_timeout": "30000", "client_encoding": "utf8"}
 """What libpq is told where the address doesn't say: a server that went away is noticed after half a minute."""
 _LOCK = int.from_bytes(b"flashtun", "big", signed=True)
@@ -50,7 +52,7 @@ def team_url(given: str) -> URL:
     """
     wanted = f"needs an address such as {EXAMPLE}"
     scheme, separator, _ = given.partition("://")
-    if not separator:
+    if not separator or not _SCHEME.fullmatch(scheme):
         raise InvalidInput(f"a team database {wanted}")
     if scheme not in _SCHEMES:
         raise InvalidInput(f"a team database {wanted}, not one that begins with {shown(scheme)}")
@@ -82,8 +84,12 @@ class Server(Place):
         self._timeout = timeout
 
     def __str__(self) -> str:
-        # Queries are left out: libpq takes passwords there, too.
-        return f"team database {self.url.set(query={}, drivername='postgresql').render_as_string(hide_password=True)}"
+        return f"team database {self.address}"
+
+    @property
+    def address(self) -> str:
+        """The address without its password, and without what follows ``?``: libpq takes passwords there, too."""
+        return self.url.set(query={}, drivername="postgresql").render_as_string(hide_password=True)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

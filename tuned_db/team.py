@@ -70,7 +70,8 @@ class Share:
 class Summary:
     """What a team's database holds."""
 
-    place: str
+    address: str
+    """Without a password."""
     origin: str
     server: str
     """Version of PostgreSQL."""
@@ -104,7 +105,7 @@ def team_summary(url: str) -> Summary:
     with server.reading() as connection:
         shares = tuple(Share(*row) for row in connection.execute(counts))
         return Summary(
-            place=str(server),
+            address=server.address,
             origin=store.origin,
             server=str(connection.execute(text("SHOW server_version")).scalar_one()),
             schema=server.schema(connection),

@@ -142,7 +142,7 @@ def info(team: str | None) -> None:
     from .tuned_db.team import team_summary
 
     found = team_summary(_address(team))
-    click.echo(f"place         {found.place} ({found.bytes / 1e6:.1f} MB, PostgreSQL {_clean(found.server)})")
+    click.echo(f"address       {found.address} ({found.bytes / 1e6:.1f} MB, PostgreSQL {_clean(found.server)})")
     click.echo(f"id            {_clean(found.origin)}")
     click.echo(f"schema        {found.schema}")
     click.echo(f"measurements  {found.measurements} of {_counted(found.sessions, 'session')}")
