@@ -80,7 +80,7 @@ class Cluster:
         shutil.rmtree(self.folder)
 
     def start(self) -> None:
-        options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c max_connections=60"
+        options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c max_connections=60 -c fsync=off"
         self._run("pg_ctl", "-D", self._data, "-l", self.folder / "log", "-w", "-o", options, "start")
 
     def stop(self) -> None:
