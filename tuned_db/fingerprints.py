@@ -6,9 +6,11 @@ bytes. Equal ones mean equal rows. Different ones mean nothing yet: another vers
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import operator
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Boolean, Connection, Double, Integer, Row, Select, String, cast, func, literal_column, select
@@ -33,30 +35,32 @@ def fingerprints(connection: Connection, schema: int, ids: Sequence[str] | None 
     if ids is not None:
         query = query.where(MeasurementRow.id.in_(ids))
     for rows in connection.execute(query, execution_options={"yield_per": CHUNK}).partitions():
-        yield {row[0]: row[1] for row in rows} if in_sql else {row._mapping["id"]: of_row(row) for row in rows}
+        yield {row.id: row[1] if in_sql else of_row(row) for row in rows}
 
 
 def of_row(row: Row[*tuple[Any, ...]]) -> str | None:
     """The fingerprint of a row of :func:`rows.select_measurements`."""
-    parts = [_spelled(row._mapping[name]) for name in sorted(row._fields) if name not in _NAMES_ONLY]
-    known = [each for each in parts if each is not None]
-    return hashlib.sha256("|".join(known).encode()).hexdigest() if len(known) == len(parts) else None
+    try:
+        parts = [_SPELLED[type(value)](value) for value in _ordered(row._fields)(row)]
+    except KeyError:
+        return None
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()
 
 
-def _spelled(value: object) -> str | None:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return str(int(value))
-        case int():
-            return str(value)
-        case float():
-            return struct.pack(">d", value).hex()
-        case str():
-            return value.encode(errors="surrogatepass").hex()
-        case _:
-            return None
+@functools.cache
+def _ordered(fields: tuple[str, ...]) -> Callable[[Row[*tuple[Any, ...]]], tuple[Any, ...]]:
+    """Gives the values of a row with these fields in the order of a fingerprint."""
+    return operator.itemgetter(*(fields.index(name) for name in sorted(fields) if name not in _NAMES_ONLY))
+
+
+_SPELLED: dict[type, Callable[[Any], str]] = {
+    type(None): lambda value: "-",
+    bool: lambda value: "1" if value else "0",
+    int: str,
+    float: lambda value: struct.pack(">d", value).hex(),
+    str: lambda value: value.encode(errors="surrogatepass").hex(),
+}
+"""By type; `_spelled_in_sql` is the same for a column."""
 
 
 def _select_in_sql(schema: int) -> Select[*tuple[Any, ...]]:

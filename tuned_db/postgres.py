@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -176,12 +177,11 @@ class Server(Place):
 def driver() -> ModuleType:
     """The module psycopg. Raises `MissingDependency` where it or libpq is not there."""
     try:
-        import psycopg
+        return importlib.import_module("psycopg")
     except ImportError as error:
         raise MissingDependency(
-            'a team database needs psycopg, which is not installed: pip install "flashtune[postgres]"'
+            'a team database needs psycopg with libpq, which is not installed: pip install "flashtune[postgres]"'
         ) from error
-    return psycopg
 
 
 @functools.lru_cache(maxsize=16)

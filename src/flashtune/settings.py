@@ -7,6 +7,7 @@ from the directory in which the process started, so that a later ``chdir`` moves
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,11 @@ def presentable(name: str) -> str:
     """What variable ``name`` holds, to be shown: of an address only the scheme, what follows may hold a password."""
     given = os.environ.get(name, "")
     scheme, separator, _ = given.partition("://")
-    return f"{scheme[:20]}://..." if separator else given
+    if separator or (given and name == "FLASHTUNE_TEAM_DB"):
+        return (
+            f"{scheme}://..." if separator and re.fullmatch("[a-z0-9+]{1,20}", scheme, re.ASCII) else "not an address"
+        )
+    return given
 
 
 def cache_dir() -> Path:
