@@ -29,7 +29,7 @@ local all all trust
 
 def _binaries() -> Path | None:
     found = shutil.which("initdb")
-    folders = [Path(found).parent] if found else []
+    folders = [Path(found).resolve().parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((each for each in folders if (each / "initdb").exists() and (each / "postgres").exists()), None)
 
