@@ -37,9 +37,9 @@ def _binaries() -> Path | None:
 def missing() -> str:
     """Why there is no server for tests here; empty where there can be one."""
     if importlib.util.find_spec("psycopg") is None:
-        return "tests on PostgreSQL need psycopg: pip install 'psycopg[binary]'"
+        return "they need psycopg: pip install 'psycopg[binary]'"
     if _binaries() is None:
-        return "tests on PostgreSQL need its server: apt-get install postgresql"
+        return "they need its server: apt-get install postgresql"
     return ""
 
 
