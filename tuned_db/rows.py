@@ -203,13 +203,14 @@ class Writer:
     def measurements(self, records: Iterable[Measurement]) -> None:
         """Records whose ids are new."""
         records = list(records)
+        rows = []
         for start in range(0, len(records), _TOGETHER):
-            part = records[start : start + _TOGETHER]
-            self._know([each for record in part for each in (*_shared(record).values(), _environment(record))])
-            rows = []
-            for each in part:
+            part = [(each, _shared(each) | _environment(each)) for each in records[start : start + _TOGETHER]]
+            self._know(each for _, shared in part for each in shared.values())
+            for each, shared in part:
                 own = {name: getattr(each, name) for name in (*_MEASURED, *_SECOND)}
-                rows.append(own | self.shared(each) | {"environment_id": self._id(_environment(each))})
+                rows.append(own | {name: self._id(wanted) for name, wanted in shared.items()})
+        if rows:
             self._connection.execute(insert(MeasurementRow), rows)
 
     def prediction(self, record: Prediction) -> None:
@@ -274,9 +275,9 @@ def _shared(record: Measurement | Prediction) -> dict[str, _Shared]:
     }
 
 
-def _environment(record: Measurement) -> _Shared:
+def _environment(record: Measurement) -> dict[str, _Shared]:
     unique = {name: getattr(record, name) for name in _ENVIRONMENT}
-    return _Shared(EnvironmentRow, tuple(unique.values()), lambda: unique)
+    return {"environment_id": _Shared(EnvironmentRow, tuple(unique.values()), lambda: unique)}
 
 
 def _problem_values(problem: Problem) -> dict[str, Any]:

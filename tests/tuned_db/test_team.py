@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -212,6 +213,14 @@ def test_what_is_wrong_is_one_error_that_names_the_server(cluster: Cluster, tmp_
         assert "\n" not in shown, what
         assert "sesame" not in shown, what
     assert len(local.measurements()) == 1
+
+
+def test_a_server_that_does_not_answer_is_given_up(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://tuner:sesame@127.0.0.1:{silent.getsockname()[1]}/tuned?connect_timeout=2"
+        with pytest.raises(StoreError, match="can't be reached: .*timeout") as caught:
+            Store.on_server(url)
+    assert "sesame" not in str(caught.value)
 
 
 def test_without_psycopg_there_is_a_hint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
