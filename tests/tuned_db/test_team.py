@@ -218,7 +218,7 @@ def test_what_is_wrong_is_one_error_that_names_the_server(cluster: Cluster, tmp_
 def test_a_server_that_does_not_answer_is_given_up(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://tuner:sesame@127.0.0.1:{silent.getsockname()[1]}/tuned?connect_timeout=2"
-        with pytest.raises(StoreError, match="can't be reached: .*timeout") as caught:
+        with pytest.raises(StoreError, match=r"can't be reached: .*timeout") as caught:
             Store.on_server(url)
     assert "sesame" not in str(caught.value)
 
