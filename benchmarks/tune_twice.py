@@ -59,11 +59,9 @@ def problems() -> list[Problem]:
     return [preset("grid")[row] for row in SHIPPED] + own
 
 
-def tuned(seed: int) -> Report:
-    with tempfile.TemporaryDirectory() as folder:
-        return flashtune.tune(
-            problems(), mode="measure", devices=[0], database=Path(folder) / "tuned.db", budget=BUDGET, seed=seed
-        )
+def tuned(seed: int, folder: Path) -> Report:
+    path = folder / f"tuned-{seed}.db"
+    return flashtune.tune(problems(), mode="measure", devices=[0], database=path, budget=BUDGET, seed=seed)
 
 
 def compared(bench: DeviceBench, number: int, first: Report, second: Report) -> dict[str, Any]:
@@ -94,13 +92,18 @@ def compared(bench: DeviceBench, number: int, first: Report, second: Report) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="result file (JSON)")
+    parser.add_argument("--keep", type=Path, help="empty folder in which the two databases stay")
     options = parser.parse_args()
     before = environment()
     reports, seconds = [], []
-    for seed in (0, 1):
-        started = time.perf_counter()
-        reports.append(tuned(seed))
-        seconds.append(round(time.perf_counter() - started, 1))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.keep or Path(scratch)
+        for seed in (0, 1):
+            if (folder / f"tuned-{seed}.db").exists():
+                parser.error(f"{folder} has databases of another run: each is to start from an empty one")
+            started = time.perf_counter()
+            reports.append(tuned(seed, folder))
+            seconds.append(round(time.perf_counter() - started, 1))
     bench = DeviceBench(0, visible_gpus()[0])
     rows = []
     for number in range(len(problems())):

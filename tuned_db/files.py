@@ -136,25 +136,33 @@ def is_network(kind: str) -> bool:
 
 def publish(finished: Path, path: Path) -> None:
     """Moves ``finished`` to ``path`` unless something is there: of several processes the first wins, and no reader
-    ever sees a part of a file."""
-    try:
-        os.link(finished, path)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-        _publish_without_links(finished, path)
+    ever sees a part of a file. ``finished`` is gone afterwards."""
+    claim(finished, path)
     finished.unlink(missing_ok=True)
 
 
-def _publish_without_links(finished: Path, path: Path) -> None:
+def claim(finished: Path, path: Path) -> bool:
+    """Gives ``finished`` the name ``path`` unless something is there, and returns whether it did; the old name may
+    stay."""
+    try:
+        os.link(finished, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        return _claim_without_links(finished, path)
+    return True
+
+
+def _claim_without_links(finished: Path, path: Path) -> bool:
     """For file systems without hard links: whoever creates ``path`` owns it and replaces it at once."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
-        return
+        return False
     finished.replace(path)
+    return True
 
 
 @contextmanager

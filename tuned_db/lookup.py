@@ -24,7 +24,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flashtune.codegen.config import Config
@@ -40,7 +40,7 @@ from .records import Choice, Level, Measurement, Prediction, Variant, capability
 from .sources import Source, bundled
 from .winners import Ranked, best_first, with_source
 
-__all__ = ["Choice", "find", "source_digest"]
+__all__ = ["Choice", "find", "find_in", "source_digest"]
 
 NEIGHBOURS = 8
 """Near problems that are tried."""
@@ -70,6 +70,12 @@ def find(problem: Problem, gpu: Gpu, *, store_path: str | Path | None = None) ->
         except StoreError as error:
             _warn_once(error)
     return _Search(problem, gpu, fallback, [shipped]).choice()
+
+
+def find_in(problem: Problem, gpu: Gpu, sources: Sequence[Source]) -> Choice:
+    """:func:`find` in sources that are open, the preferred first. A database among them that fails is not passed over:
+    raises `StoreError`."""
+    return _Search(problem, gpu, default_config(problem, gpu), list(sources)).choice()
 
 
 @functools.lru_cache(maxsize=8192)

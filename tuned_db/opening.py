@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, StoreError
 
+from .copying import SIDE_FILES, copied, name_copy, same_pages
 from .files import (
     SCHEMA_VERSION,
     WAY_OUT,
@@ -107,16 +110,54 @@ def make_database(path: Path, timeout: float) -> None:
         raise not_writable(path, error.strerror or str(error)) from error
     finally:
         with suppress(OSError):
-            for suffix in ("", "-journal", "-wal", "-shm"):
+            for suffix in ("", *SIDE_FILES):
                 Path(f"{made}{suffix}").unlink(missing_ok=True)
 
 
-def upgrade_database(path: Path, timeout: float) -> None:
-    """Brings an existing file to the current schema."""
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """What an upgrade did."""
+
+    old: int
+    new: int
+    """Schema versions."""
+    backup: Path
+    """The database as it was."""
+
+
+def upgrade_database(path: Path, timeout: float) -> Upgraded | None:
+    """Brings an existing file to the current schema, once a copy of it lies beside it; None where there was nothing to
+    do.
+
+    The copy is named ``NAME.schema-N.backup``. It is whole before it has that name and has it before the upgrade
+    begins, which is one transaction: a run that is killed leaves the old database or the new one, and a next run goes
+    on.
+    """
     from .upgrade import upgrade
 
+    with copied(path, path, reading_mode(path, read_header(path)), timeout) as (copy, schema):
+        if schema >= SCHEMA_VERSION:  # it was in the log, or another process was first
+            check_schema(path, schema)
+            return None
+        backup = _kept(copy, path, schema)
     with sqlite_failures(path, writing=True, timeout=timeout):
         upgrade(path, timeout)
+    _log.info("tuning database %s has schema %d now; as it was with %d: %s", path, SCHEMA_VERSION, schema, backup)
+    return Upgraded(schema, SCHEMA_VERSION, backup)
+
+
+def _kept(copy: Path, path: Path, schema: int) -> Path:
+    """Where the copy is kept: under the first name that is free. A backup that is there is never replaced: the same
+    one (of a run that was killed, or of a process that upgrades too) serves again, and another one stays."""
+    for number in itertools.count(1):
+        target = path.with_name(f"{path.name}.schema-{schema}.backup{'' if number == 1 else f'-{number}'}")
+        if name_copy(copy, target) or _is_same(copy, target):
+            return target
+    raise AssertionError("names do not end")
+
+
+def _is_same(copy: Path, target: Path) -> bool:
+    return target.is_file() and os.access(target, os.R_OK) and same_pages(copy, target)
 
 
 def fit_journal(path: Path, header: Header, timeout: float) -> None:

@@ -90,15 +90,15 @@ class Measurement:
     q80_us: float | None = None
     samples: int = 0
     baseline_us: float | None = None
-    """The default config's median in the same interleaved final."""
+    """The default config's median, of launches in turns with these."""
     paired_ratio: float | None = None
-    """Time relative to the default config, median over the rounds of the same final. Rows of the first schema have
-    none."""
+    """Time relative to the default config, median over rounds: of the same final, or of launches in turns with it. Rows
+    of the first schema have none."""
     ratio_low: float | None = None
     ratio_high: float | None = None
     """Interval that holds the true ``paired_ratio`` with 95 %; None where there were too few rounds for one."""
     rounds: int | None = None
-    """Rounds of the final."""
+    """How many rounds."""
     max_error: float | None = None
     rms_error: float | None = None
     """Errors against the reference; None where the check did not run."""
@@ -131,7 +131,7 @@ class Measurement:
 
     @property
     def ratio(self) -> float | None:
-        """Time relative to the default config in the same final; below 1 is faster."""
+        """Time relative to the default config at the same time; below 1 is faster."""
         if self.paired_ratio is not None:
             return self.paired_ratio
         return self.median_us / self.baseline_us if self.median_us and self.baseline_us else None

@@ -68,11 +68,21 @@ _SHARED = (
 T = TypeVar("T", Measurement, Prediction)
 
 
+REASONS = 100
+"""Rows whose reason is kept; all of them may be unreadable."""
+
+
 class Unreadable:
-    """How many rows were passed over."""
+    """How many rows were passed over, and why the first `REASONS` of them were."""
 
     def __init__(self) -> None:
         self.rows = 0
+        self.reasons: list[str] = []
+
+    def add(self, row: str, error: InvalidInput) -> None:
+        self.rows += 1
+        if len(self.reasons) < REASONS:
+            self.reasons.append(f"{row}: {error}")
 
     def __str__(self) -> str:
         return f"{self.rows} row{'' if self.rows == 1 else 's'} can't be read by this version"
@@ -169,7 +179,7 @@ def _read(row: Row[*tuple[Any, ...]], kind: type[T]) -> T | None:
         return check(kind(problem=problem, config=config, **data))
     except InvalidInput as error:
         if (count := _counting.get()) is not None:
-            count.rows += 1
+            count.add(value.shown(data["id"]).strip("'") if "id" in data else "prediction", error)
         _log.debug("row %s of the tuning database is passed over: %s", data.get("id", ""), error)
         return None
 

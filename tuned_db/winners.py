@@ -17,7 +17,10 @@ Winners are not stored, so databases merge without conflicts and a better policy
    by chance less often than a test at 95 % errs (Schenker and Gentleman, The American Statistician 55, 2001), which is
    wanted: another tuning is to agree. An interval that is wider than the fastest's counts as no wider: to be measured
    badly must not help. Rows without an interval are as narrow as their ratio. Those within `ALIKE` of the fastest are
-   tied with it too: they may be told apart one day and change places the next.
+   tied with it too: they may be told apart one day and change places the next. Who left a final early, with fewer
+   rounds than the default, was slower than the fastest there by more than that, round by round: it is not tied with
+   those who stayed, unless in as many finals it did so too, and its ratio counts as no less than that of the fastest of
+   them and `ALIKE`, whatever its few rounds say.
 6. In a tie set the one wins that needs least: spilled bytes, then registers, then shared memory, each the least that
    was recorded; then family, config key and source digest, which are the same everywhere and always. What is left is
    ordered likewise, set by set.
@@ -31,7 +34,7 @@ import dataclasses
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flashtune.codegen.config import Config
@@ -61,6 +64,9 @@ class Ranked:
     low: float | None = None
     high: float | None = None
     """Medians of the ends of its intervals; None where no row has one."""
+    stayed: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
+    """Sessions whose finals it took part in to the end, or left early."""
     tied: int = 1
     """Variants in its tie set, itself and those that may not win included."""
 
@@ -103,6 +109,8 @@ class Ranked:
         own = self.ratio - (self.ratio if self.low is None else self.low)
         high = leader.ratio if leader.high is None else leader.high
         width = high - (leader.ratio if leader.low is None else leader.low)
+        if len(self.left & leader.stayed) > len(self.stayed & leader.stayed):
+            return False
         is_default = leader.low == leader.high == 1  # its interval has no width, as it is compared with itself
         reach = own if is_default else min(own, width / 2)
         return self.ratio - reach <= high or self.ratio <= leader.ratio * (1 + ALIKE)
@@ -126,7 +134,8 @@ def variants(measurements: Iterable[Measurement], barred: Collection[Variant] = 
         else:
             failed.append((each.variant, each.status, 1))
     out = set(barred) | blocklist.barred(failed)
-    return [_ranked(found) for variant, found in rows.items() if variant not in out]
+    races = _races(each for found in rows.values() for each in found)
+    return [_ranked(found, races) for variant, found in rows.items() if variant not in out]
 
 
 def fastest(ranked: Sequence[Ranked]) -> Ranked:
@@ -163,18 +172,45 @@ def with_source(
     return None, older
 
 
-def _ranked(rows: list[Measurement]) -> Ranked:
+@dataclass(slots=True)
+class _Race:
+    """The final of a session: its rounds, and the least ratio of those who stayed for all of them."""
+
+    rounds: int = 0
+    fastest: float = math.inf
+
+
+def _races(rows: Iterable[Measurement]) -> dict[str, _Race]:
+    races: dict[str, _Race] = defaultdict(_Race)
+    for each in sorted((each for each in rows if each.stage == "final"), key=lambda each: -(each.rounds or 0)):
+        race = races[each.session]
+        race.rounds = max(race.rounds, each.rounds or 0)
+        if each.rounds == race.rounds and each.ratio is not None:
+            race.fastest = min(race.fastest, each.ratio)
+    return races
+
+
+def _ranked(rows: list[Measurement], races: Mapping[str, _Race]) -> Ranked:
     best = min(rows, key=lambda each: BEST_FIRST.index(each.stage)).stage
     there = [each for each in rows if each.stage == best]
     kept = sorted(
         [each for each in there if not each.flagged] or there, key=lambda each: (each.created, each.id)
     )  # rule 2
     times = [each.median_us for each in kept if each.median_us is not None]
+    raced = [each for each in kept if each.stage == "final" and each.rounds]
+    left = {each.session for each in raced if each.rounds != races[each.session].rounds}
+    ratios = [
+        max(each.ratio, races[each.session].fastest * (1 + ALIKE)) if each.session in left else each.ratio
+        for each in kept
+        if each.ratio is not None
+    ]
     return Ranked(
         tuple(kept),
-        _median(each.ratio for each in kept),
+        _median(ratios),
         statistics.median(times),
         *_interval(kept),
+        stayed=frozenset(each.session for each in raced) - left,
+        left=frozenset(left),
     )
 
 

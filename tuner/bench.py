@@ -32,6 +32,7 @@ from .measure import Timer
 from .memory import Arena, contiguous
 from .readings import Readings, Sensors, Watch
 from .sample import samples
+from .timing import summarise
 from .trial import DeviceLostError, Evidence, Outcome, judge_resources
 
 NEIGHBOUR_SECONDS = 0.02
@@ -73,12 +74,14 @@ class DeviceBench:
                     self._prepared[problem] = f"the reference could not be computed: {error}"
         return self._prepared[problem]
 
-    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+    def attempt(
+        self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
+    ) -> Outcome:
         if judged := judge_resources(problem, config, self.gpu, built):
             return judged
         with DeviceGuard(self.index):
             try:
-                outcome = self._attempt(problem, config, built, best)
+                outcome = self._attempt(problem, config, built, best, default)
                 self._forget(problem, [config])
                 return outcome
             except OutOfMemoryError as error:
@@ -118,7 +121,9 @@ class DeviceBench:
         for config in configs:
             self._bound.pop((problem, config), None)
 
-    def _attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+    def _attempt(
+        self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None
+    ) -> Outcome:
         verdict = self._check_samples(problem.spec, config, built.digest)
         if verdict.status != "ok":
             return verdict
@@ -129,9 +134,16 @@ class DeviceBench:
         if not self._warm:
             self._timer.settle(launch)
             self._warm = True
-        timing, measured = self._watch.measured(lambda: self._timer.measure(launch, best))
-        stage = "measure" if measured else "screen"
-        return dataclasses.replace(verdict, stage=stage, timing=timing, readings=self._watch.last)
+        beside = None if default is None else self._launcher(problem, default)
+        found = self._watch.measured(lambda: self._timer.measure(launch, best, beside))
+        return dataclasses.replace(
+            verdict,
+            stage="screen" if found.screened else "measure",
+            timing=summarise(found.own),
+            baseline=summarise(found.default).median if found.default else None,
+            ratio=found.ratio,
+            readings=self._watch.last,
+        )
 
     # Correctness on samples
 

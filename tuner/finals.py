@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import Gpu
@@ -12,21 +12,11 @@ from flashtune.tuned_db.lookup import source_digest
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
 
-from .intervals import PairedRatio, paired
+from .intervals import paired
 from .target import Target
 from .timing import summarise
 from .trial import Outcome
 from .worker import Finished
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finalist:
-    """What a final says of one config. ``baseline`` is the default's median in seconds, None where it took no part."""
-
-    config: Config
-    outcome: Outcome
-    baseline: float | None
-    ratio: PairedRatio | None
 
 
 def wanted(target: Target, store: Store, gpu: Gpu, seconds: float) -> list[Config]:
@@ -41,14 +31,15 @@ def _had_final(problem: Problem, store: Store, gpu: Gpu) -> bool:
     return any(each.source_digest == source_digest(problem.spec, each.config) for each in rows)
 
 
-def finalists(answer: Finished, default: Config, checked: Mapping[Config, Measurement]) -> Iterator[Finalist]:
-    """``checked`` are the rows of when each was checked: a final does not check again."""
+def finalists(answer: Finished, default: Config, checked: Mapping[Config, Measurement]) -> dict[Config, Outcome]:
+    """What a final says of each config. ``checked`` are the rows of when it was checked: no final does that again."""
     outcomes = {config: _outcome(times, answer, checked[config]) for config, times in answer.rounds.items()}
     baseline = outcomes[default].seconds if default in outcomes else None
     for config, outcome in outcomes.items():
         compared = baseline is not None and outcome.seconds is not None
         ratio = paired(answer.rounds[config], answer.rounds[default]) if compared else None
-        yield Finalist(config, outcome, baseline, ratio)
+        outcomes[config] = dataclasses.replace(outcome, baseline=baseline, ratio=ratio)
+    return outcomes
 
 
 def _outcome(times: Sequence[float], answer: Finished, row: Measurement) -> Outcome:

@@ -5,7 +5,7 @@ cancels. The ratio is the median over rounds, and its interval lies between two 
 distribution of how many of them fall below the true median, it holds that median with at least 95 % probability
 (Conover, Practical Nonparametric Statistics, 3rd ed., section 3.2; David and Nagaraja, Order Statistics, section 7.1).
 
-Why not a bootstrap: it promises its 95 % only for many rounds, and there are 9 to 50; it needs a seed to be repeated;
+Why not a bootstrap: it promises its 95 % only for many rounds, and there are 9 to 300; it needs a seed to be repeated;
 and outliers, which a shared card has, move it where they leave the middle of sorted ratios alone.
 """
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import cupy
 from cupy.cuda import runtime
 
-from .intervals import beaten
-from .timing import MAX_ROUNDS, MIN_ROUNDS, ROUND_LAUNCHES, Timing, shuffled, summarise
+from .intervals import PairedRatio, beaten, paired
+from .timing import MAX_ROUNDS, MIN_ROUNDS, ROUND_LAUNCHES, shuffled, summarise
 
 Launch = Callable[[], None]
 K = TypeVar("K")
@@ -22,7 +23,7 @@ SLOWER = 1.5
 HOPELESS = 4.0
 """One whose first launch is this much slower is not even screened."""
 MEASURE_SECONDS = 0.025
-"""GPU time for the launches of a measurement, flushes not counted."""
+"""GPU time for the launches of a measurement, those of the default included and flushes not counted."""
 MIN_LAUNCHES, MAX_LAUNCHES = 5, 40
 LONG_SECONDS = 0.3
 """Launches that take longer are repeated once only."""
@@ -32,6 +33,20 @@ STEADY = 0.01
 WINDOW_SECONDS, WARM_SECONDS = 0.05, 1.5
 QUEUE = 32
 """Launches queued at once: far below the depth at which the driver blocks the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds of each launch of a config; and of the default's between them, none where there is nothing to compare."""
+
+    own: Sequence[float]
+    default: Sequence[float] = ()
+    screened: bool = False
+    """A rough time only, of a config that is much slower than the best."""
+
+    @property
+    def ratio(self) -> PairedRatio | None:
+        return paired(self.own, self.default) if len(self.own) == len(self.default) else None
 
 
 class Timer:
@@ -50,32 +65,37 @@ class Timer:
 
     def seconds(self, launch: Launch, count: int) -> list[float]:
         """Seconds of each of ``count`` launches."""
-        times: list[float] = []
-        while len(times) < count:
-            events = self._events[: count - len(times)]
-            self._clear()
-            for start, end in events:
-                self._clear()
-                runtime.eventRecord(start, self.stream)
-                launch()
-                runtime.eventRecord(end, self.stream)
-            runtime.streamSynchronize(self.stream)
-            times += [runtime.eventElapsedTime(start, end) / 1e3 for start, end in events]
-        return times
+        return self._seconds([launch] * count)
 
-    def measure(self, launch: Launch, best: float | None) -> tuple[Timing, bool]:
-        """Median and spread; False with a rough time if the config is much slower than ``best`` seconds."""
+    def measure(self, launch: Launch, best: float | None, default: Launch | None = None) -> Measured:
+        """Times a config, in turns with ``default``; roughly and alone if it is much slower than ``best`` seconds.
+
+        At its power limit a card's clock moves by a fifth, between configs and between the same one's launches a second
+        apart: times of configs that were measured one after the other differ by 3 to 5 % more than the configs do, and
+        ratios to what ran in between do not (docs/tuning.md).
+        """
         warm_up = self.seconds(launch, 1)
         if best is not None and warm_up[0] > HOPELESS * best:
-            return summarise(warm_up), False
+            return Measured(warm_up, screened=True)
         first = self.seconds(launch, SCREEN_LAUNCHES)
         rough = min(first)
         if best is not None and rough > SLOWER * best:
-            return summarise(first), False
+            return Measured(first, screened=True)
         if rough > LONG_SECONDS:
-            return summarise(first), True
+            return Measured(first, self.seconds(default, SCREEN_LAUNCHES) if default else ())
         count = min(MAX_LAUNCHES, max(MIN_LAUNCHES, math.ceil(MEASURE_SECONDS / max(rough, 1e-9))))
-        return summarise(self.seconds(launch, count)), True
+        if default is None:
+            return Measured(self.seconds(launch, count))
+        return self._in_turns(launch, default, max(MIN_ROUNDS, count // 2))
+
+    def _in_turns(self, launch: Launch, default: Launch, rounds: int) -> Measured:
+        """Each comes first in every other round, so that neither always runs at the clock that the other left."""
+        self.seconds(default, 1)
+        times = self._seconds([launch, default, default, launch] * math.ceil(rounds / 2))
+        firsts, seconds = times[::2], times[1::2]
+        own, others = list(firsts), list(seconds)
+        own[1::2], others[1::2] = seconds[1::2], firsts[1::2]
+        return Measured(own, others)
 
     def settle(self, launch: Launch) -> None:
         """Runs ``launch`` until clocks and temperature have left their idle state."""
@@ -110,6 +130,20 @@ class Timer:
                 slow = beaten({each: rounds[each] for each in racing}, margin)
                 racing = [each for each in racing if each not in slow or each == racing[0]]
         return rounds
+
+    def _seconds(self, launches: Sequence[Launch]) -> list[float]:
+        times: list[float] = []
+        for first in range(0, len(launches), QUEUE):
+            queued = list(zip(launches[first : first + QUEUE], self._events, strict=False))
+            self._clear()
+            for launch, (start, end) in queued:
+                self._clear()
+                runtime.eventRecord(start, self.stream)
+                launch()
+                runtime.eventRecord(end, self.stream)
+            runtime.streamSynchronize(self.stream)
+            times += [runtime.eventElapsedTime(start, end) / 1e3 for _, (start, end) in queued]
+        return times
 
     def _clear(self) -> None:
         runtime.memsetAsync(self._flush.ptr, 0, self._flush_bytes, self.stream)

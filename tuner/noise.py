@@ -21,7 +21,7 @@ from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.records import SLOWDOWNS
 
 from .build import Builder, ProcessBuilder, result
-from .coordinator import FINAL_SECONDS, render
+from .coordinator import render
 from .intervals import CONFIDENCE, PairedRatio, paired
 from .report import Progress
 from .timing import summarise
@@ -29,6 +29,8 @@ from .trial import Bench
 from .unit import CudaUnit
 
 FINALS = 40
+NOISE_SECONDS = 1.0
+"""For two candidates. In a final of tuning, which takes longer, those that stay to its end get about as many rounds."""
 ERROR = 1 - CONFIDENCE
 TOLD = 0.95
 """Part of the finals in which a difference must be seen to count as one that can be told."""
@@ -113,7 +115,7 @@ def against_itself(
     flagged: Counter[str] = Counter()
     for number in range(finals):
         progress(Progress(number / finals, f"final {number + 1} of {finals}"))
-        first, second = bench.alike(problem, config, 2, FINAL_SECONDS)
+        first, second = bench.alike(problem, config, 2, NOISE_SECONDS)
         ratios.append(paired(second, first))
         medians += [summarise(first).median, summarise(second).median]
         readings = bench.readings()

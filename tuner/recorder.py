@@ -62,10 +62,9 @@ class Recorder:
         self.flagged += flags(rows)
         culprits = []
         for (lane, task, outcome), row in zip(self._waiting, rows, strict=True):
-            ok = row.status == "ok"
-            if not ok:
+            if row.status != "ok":
                 self.failed[row.status] += 1
-            task.target.tell(task.config, row, outcome.seconds if ok else None)
+            task.target.tell(task.config, row, task.target.comparable(row))
             if self.blocklist.grown(row):
                 culprits.append(task)
             self._meter.trials += 1
@@ -82,10 +81,10 @@ class Recorder:
         """Stores the final of ``target``; ``builds`` are its configs as they were measured."""
         rows = self._store.record_all(
             measurement(
-                each.outcome, target.problem, each.config, self._gpu, builds[each.config], lane.post.evidence,
-                session=self.session, seed=self._seed, baseline=each.baseline, ratio=each.ratio,
+                outcome, target.problem, config, self._gpu, builds[config], lane.post.evidence,
+                session=self.session, seed=self._seed,
             )
-            for each in finalists(answer, target.default, target.rows)
+            for config, outcome in finalists(answer, target.default, target.rows).items()
         )  # fmt: skip
         self.flagged += flags(rows)
         target.finished = True

@@ -18,7 +18,6 @@ from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.winners import best_first
 
 from .build import Built
-from .intervals import PairedRatio
 from .trial import Evidence, Outcome
 
 SETTLED = ("ok", "wrong", "illegal_access", "timeout", "compile_error", "spills")
@@ -37,12 +36,9 @@ def measurement(
     *,
     session: str,
     seed: int,
-    baseline: float | None = None,
-    ratio: PairedRatio | None = None,
 ) -> Measurement:
-    """The row that records ``outcome``. ``baseline`` is the default's median in the same final, in seconds, ``ratio``
-    what that final says of this config and the default."""
-    timing, readings = outcome.timing, outcome.readings
+    """The row that records ``outcome``."""
+    timing, readings, ratio = outcome.timing, outcome.readings, outcome.ratio
     return Measurement(
         id=new_id(),
         created=now(),
@@ -58,7 +54,7 @@ def measurement(
         q20_us=_us(timing.q20) if timing else None,
         q80_us=_us(timing.q80) if timing else None,
         samples=timing.count if timing else 0,
-        baseline_us=None if baseline is None else _us(baseline),
+        baseline_us=None if outcome.baseline is None else _us(outcome.baseline),
         paired_ratio=ratio.median if ratio else None,
         ratio_low=ratio.low if ratio else None,
         ratio_high=ratio.high if ratio else None,

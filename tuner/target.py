@@ -42,8 +42,9 @@ class Target:
         given: Sequence[Config] = (),
         previous: Config | None = None,
     ) -> None:
-        """``given``: by the user, tried before all others; then ``default`` and ``previous``, which won before this run
-        and takes part in the final. These may lie outside of ``spaces``. ``first``: tried before what is searched."""
+        """``default`` is tried first, since others are timed in turns with it. Then ``given``, by the user, and
+        ``previous``, which won before this run and takes part in the final. These may lie outside of ``spaces``.
+        ``first``: tried before what is searched."""
         self.problem = problem
         self.default = default
         self.rows = rows
@@ -58,13 +59,14 @@ class Target:
         self.finished = False
         """Nothing is left to do."""
         self.seconds: dict[Config, float] = {}
-        """Medians of correct configs, from this run and earlier ones."""
+        """Times of correct configs, from this run and earlier ones, that compare with each other: see `comparable`."""
         for config, row in rows.items():
-            if row.status == "ok" and row.median_us:
-                self.seconds[config] = row.median_us / 1e6
+            if seconds := self.comparable(row):
+                self.seconds[config] = seconds
+        self._default_due = default not in rows
         self._walks = chosen is not None and chosen.make is None
-        compared = [default] if previous is None else [default, previous]
-        self._given = [each for each in dict.fromkeys([*given, *compared]) if each not in rows]
+        asked = [default, *given, *([] if previous is None else [previous])]
+        self._given = [each for each in dict.fromkeys(asked) if each not in rows]
         self._trials: Counter[str] = Counter()
         self._predicted = {space.family.name: space.estimates[0].seconds for space in spaces}
         self._searches = {
@@ -113,9 +115,20 @@ class Target:
                 return config
         return None
 
+    def awaits_default(self, config: Config) -> bool:
+        """Whether ``config`` has to wait until the default was tried."""
+        return self._default_due and config != self.default
+
+    def beside(self, config: Config) -> Config | None:
+        """What ``config`` is timed in turns with: the default, once that is known to be correct."""
+        row = self.rows.get(self.default)
+        return self.default if config != self.default and row is not None and row.status == "ok" else None
+
     def tell(self, config: Config, row: Measurement, seconds: float | None) -> None:
+        """``row`` came of ``config``, and ``seconds`` are `comparable` times or None."""
         self.rows[config] = row
         self.tried += 1
+        self._settle_default(config)
         if seconds is not None:
             self.seconds[config] = seconds
         if config.family in self._searches:
@@ -125,14 +138,26 @@ class Target:
         """Leaves ``config`` alone: it is not asked for, and takes part in no final."""
         self._given = [each for each in self._given if each != config]
         self.seconds.pop(config, None)
+        self._settle_default(config)
         if config.family in self._searches:
             self._searches[config.family].close(config)
 
     def withdraw(self, config: Config) -> None:
         """Takes back that ``config`` was asked for: it is not tried."""
         self.asked -= 1
+        self._settle_default(config)
         if config.family in self._searches:
             self._searches[config.family].tell(config, None)
+
+    def comparable(self, row: Measurement) -> float | None:
+        """Seconds; of a row with a ratio to the default as many as that would have taken beside the default's own row,
+        whatever the clock was at the time. None where it was not correct."""
+        if row.status != "ok" or not row.median_us:
+            return None
+        default = self.rows.get(self.default)
+        if row.ratio is None or default is None or not default.median_us:
+            return row.median_us / 1e6
+        return row.ratio * default.median_us / 1e6
 
     def finalists(self, seconds: float) -> list[Config]:
         """The default and the previous winner, if they are correct, and the fastest others: fewer where the rounds of
@@ -149,6 +174,10 @@ class Target:
         others = others[: max(FEWEST_FINALISTS, min(FINALISTS, room))]
         asked = [each for each in (self.default, self.previous) if each is not None and each in self.seconds]
         return list(dict.fromkeys([*asked, *others]))
+
+    def _settle_default(self, config: Config) -> None:
+        """Nothing waits for the default any more, if ``config`` is it."""
+        self._default_due &= config != self.default
 
     def _weights(self) -> dict[str, float]:
         """How trials are shared, by family: by best measured times, or predicted ones until all have been measured.

@@ -14,6 +14,7 @@ from flashtune.codegen.problem import Problem
 from flashtune.errors import FlashtuneError
 
 from .build import Built
+from .intervals import PairedRatio
 from .readings import Readings
 from .timing import Timing
 
@@ -36,6 +37,10 @@ class Outcome:
     status: str
     stage: str = "screen"
     timing: Timing | None = None
+    baseline: float | None = None
+    """Median of the default config, which was timed in turns with this one, in seconds; None where it was not."""
+    ratio: PairedRatio | None = None
+    """Time relative to that of the default, round by round."""
     max_error: float | None = None
     rms_error: float | None = None
     readings: Readings = NO_READINGS
@@ -69,8 +74,11 @@ class Bench(Protocol):
     def prepare(self, problem: Problem) -> str | None:
         """Makes inputs and reference of ``problem``, once. Returns why it can't be measured here, or None."""
 
-    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
-        """Checks and times ``config``, which compiled. ``best`` is the best median so far in seconds."""
+    def attempt(
+        self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
+    ) -> Outcome:
+        """Checks and times ``config``, which compiled. ``best`` is the best median so far in seconds; ``default`` was
+        correct before and is timed in turns with it."""
 
     def finals(
         self, problem: Problem, configs: Sequence[Config], seconds: float, margin: float | None = None

@@ -61,12 +61,14 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Checks and times ``config``. ``best`` is the best median so far in seconds."""
+    """Checks and times ``config``. ``best`` is the best median so far in seconds. ``default``, which was correct, is
+    timed in turns with it."""
 
     problem: Problem
     config: Config
     built: Built
     best: float | None
+    default: Config | None = None
 
     @property
     def what(self) -> str:
@@ -77,7 +79,7 @@ class Attempt:
         return ("attempt", self.problem, self.config)
 
     def run(self, bench: Bench) -> Outcome:
-        return bench.attempt(self.problem, self.config, self.built, self.best)
+        return bench.attempt(self.problem, self.config, self.built, self.best, self.default)
 
 
 @dataclass(frozen=True, slots=True)

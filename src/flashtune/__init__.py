@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors as errors
     from ._attention import attention as attention
+    from ._public import choices_digest as choices_digest
     from ._public import compile as compile
     from ._public import explain as explain
     from ._public import plan as plan
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Problem", "__version__", "attention", "compile", "errors", "explain", "plan", "tune"]
+__all__ = ["Problem", "__version__", "attention", "choices_digest", "compile", "errors", "explain", "plan", "tune"]
 
 _HOMES = {
     "Problem": "flashtune.codegen.problem",
     "attention": "flashtune._attention",
+    "choices_digest": "flashtune._public",
     "compile": "flashtune._public",
     "explain": "flashtune._public",
     "plan": "flashtune._public",

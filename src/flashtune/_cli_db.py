@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ._cli_db_compare import diff, digest, history
+from ._cli_db_keep import backup, check, upgrade
 from ._cli_options import database_option, existing_database, new_database_option
 from ._cli_team import pull, push, team
 
@@ -29,12 +31,15 @@ def db() -> None:
       flashtune db export h100.jsonl        its measurements, as text that travels and diffs well
       flashtune db import h100.jsonl        what a colleague has exported
       flashtune db merge node7/tuned.db     another database, as it is
+      flashtune db check                    is it sound, and does it serve the GPU here
+      flashtune db backup safe.db           a copy, also while others write
+      flashtune db diff a.db b.jsonl        what differs, in rows and in winners
       flashtune db pull                     what the team has on its PostgreSQL server
       flashtune db push                     what was measured here, for the team
     """
 
 
-for command in (pull, push, team):
+for command in (backup, check, diff, digest, history, pull, push, team, upgrade):
     db.add_command(command)
 
 
@@ -78,12 +83,13 @@ def export(file: Path, gpu: str | None, database: Path | None) -> None:
     """Write all measurements to FILE, one a line.
 
     The same rows give the same bytes, so that the file diffs well under version control. An export that is there is
-    replaced, any other file is left alone. Predictions are not written.
+    replaced, any other file is left alone. Predictions are not written. A name that ends in .gz gives the same text as
+    gzip, a tenth of the size; import and diff take either.
 
     \b
     Examples:
       flashtune db export tuned/h100.jsonl --gpu h100
-      flashtune db export all.jsonl --db team.db
+      flashtune db export all.jsonl.gz --db team.db
     """
     from .codegen.gpu import gpu_by_alias
     from .tuned_db.union import export_database

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.plan import Plan
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import shown
-from flashtune.errors import InvalidType
+from flashtune.errors import InvalidInput, InvalidType
 
 from ._arrays import forget
 
@@ -54,6 +55,54 @@ def explain(problem: Problem, gpu: Gpu | str | None = None) -> Choice:
 
     _check_problem(problem)
     return find(problem, _gpu(gpu))
+
+
+def choices_digest(
+    problems: Problem | Iterable[Problem] | None = None,
+    gpu: Gpu | str | None = None,
+    *,
+    database: str | Path | None = None,
+) -> str:
+    """64 hexadecimal digits that say which kernels ``attention()`` chooses: the same on all ranks of a job, or they run
+    different ones.
+
+    They cover the GPU model and, for each problem, the family, config and source. The same choices give the same
+    digest, whatever measurements they follow from, in any process and on any machine.
+
+    Args:
+        problems: Those that count; None is all that the database and the measurements that ship with flashtune have a
+            usable row of, for GPUs of that compute capability.
+        gpu: As for :func:`plan`.
+        database: The SQLite file; None is the one of the settings (``FLASHTUNE_DB``), if it is there.
+
+    Raises:
+        InvalidInput, InvalidType, UnsupportedProblem, UnknownGpu, NoGpu, StoreError: a database that can't be used is
+            passed over by ``attention()``, but not here.
+
+    Example:
+        >>> import flashtune
+        >>> problem = flashtune.Problem(
+        ...     dtype="float16", head_dim=64, batch=1, seqlen_q=128, seqlen_k=128, num_heads=8, num_heads_kv=8
+        ... )
+        >>> len(flashtune.choices_digest(problem, "h100"))
+        64
+    """
+    from pathlib import Path
+
+    from flashtune.settings import database_path
+    from flashtune.tuned_db.digest import choices
+
+    wanted = [problems] if isinstance(problems, Problem) else None if problems is None else list(problems)
+    for each in wanted or ():
+        _check_problem(each)
+    if not isinstance(database, str | os.PathLike | None):
+        raise InvalidType(f"database={shown(database)} must be a path, or None for that of the settings")
+    path = database_path() if database is None else Path(database)
+    if database is not None and not path.exists():
+        raise InvalidInput(
+            f"there is no tuning database at {path}: pass another path, or None for that of the settings"
+        )
+    return choices(_gpu(gpu), wanted, database=path).digest
 
 
 def compile(problem: Problem, gpu: Gpu | str | None = None) -> tuple[Compiled, ...]:

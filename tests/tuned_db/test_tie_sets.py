@@ -125,6 +125,40 @@ def test_one_that_may_be_slower_is_no_winner_though_its_ratio_is_best(final: Mak
     assert [each.tied for each in ranked] == [2, 1]
 
 
+@pytest.mark.parametrize("ratio", [0.79, 0.803], ids=["lucky", "near"])
+def test_who_left_a_final_is_not_tied_with_who_stayed(final: Make, ratio: float) -> None:
+    """Round by round it was slower than the fastest by more than half a percent, or it would have stayed."""
+    rows = [
+        final(256, 1.0, 0.0, rounds=100),
+        final(16, 0.800, 0.002, rounds=100, registers=168),
+        final(32, 0.802, 0.002, rounds=100, registers=128),
+        final(64, ratio, 0.02, rounds=18, registers=32),
+    ]
+    ranked = rank(rows)
+    assert blocks(ranked) == [32, 16, 64, 256]
+    assert [each.tied for each in ranked] == [2, 2, 1, 1]
+    assert ranked[2].ratio == pytest.approx(0.800 * (1 + winners.ALIKE))
+
+
+def test_who_left_one_final_may_win_another(final: Make) -> None:
+    """It left behind a config that won't do here any more, and what it was ahead of takes part in the next one."""
+    gone = final(16, 0.70, 0.002, rounds=100)
+    left = final(32, 0.80, 0.01, rounds=18)
+    later = final(64, 0.90, 0.002, rounds=50, session="another")
+    assert blocks(rank([gone, left, later])) == [16, 32, 64]
+    assert blocks(rank([gone, left, later], [gone.variant])) == [32, 64]
+
+
+def test_to_have_left_one_final_of_three_is_no_more_than_bad_luck(final: Make) -> None:
+    best = [final(16, 0.80, 0.002, rounds=100, session=each, registers=168) for each in "abc"]
+    other = [final(32, ratio, 0.01, rounds=rounds, session=each, registers=32)
+             for each, ratio, rounds in (("a", 0.799, 18), ("b", 0.801, 100), ("c", 0.802, 100))]  # fmt: skip
+    ranked = rank([*best, *other])
+    assert ranked[0].ratio == pytest.approx(0.802)
+    assert blocks(ranked) == [32, 16]
+    assert blocks(rank([best[0], other[0]])) == [16, 32]
+
+
 def test_a_tie_set_ends_somewhere(final: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winners, "MOST_TIED", 8)
     rows = [

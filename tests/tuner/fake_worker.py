@@ -71,7 +71,9 @@ class FakeUnit:
         self.do("prepare")
         return None
 
-    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+    def attempt(
+        self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
+    ) -> Outcome:
         self.write("attempt", problem, config)
         time.sleep(self.attempt_seconds)
         self.do(config.key)
@@ -135,11 +137,13 @@ class LaunchingUnit(FakeUnit):
 
     arch: str = "sm_90a"
 
-    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+    def attempt(
+        self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
+    ) -> Outcome:
         from flashtune.codegen.cache import compiled
         from flashtune.tuner.coordinator import render
 
         found = compiled(render(problem, config), self.arch)
         self.write("cubin", problem, config)
         assert (found.nvrtc, found.registers) == (built.nvrtc, built.registers)
-        return super().attempt(problem, config, built, best)
+        return super().attempt(problem, config, built, best, default)

@@ -81,8 +81,8 @@ def test_what_crashes_on_one_problem_is_at_once_left_alone_on_the_others(path: P
 @pytest.mark.parametrize("hangs", [1, 2])
 def test_a_config_that_hung_in_two_sessions_is_not_tried_again(path: Path, hangs: int) -> None:
     for where in (problem(512), problem(4096))[:hangs]:
-        bench = FakeBench(outcome=lambda config, number: Outcome(status="timeout"))
-        run(path, [where], 1, bench=bench, first=[CULPRIT])
+        bench = FakeBench(outcome=lambda config, number: Outcome(status="timeout") if config == CULPRIT else None)
+        run(path, [where], 2, bench=bench, first=[CULPRIT])
     bench = FakeBench()
     report = run(path, [PROBLEM], 60, bench=bench)
     assert attempts(bench)[CULPRIT] == (hangs == 1)

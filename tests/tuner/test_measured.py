@@ -12,6 +12,7 @@ import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, landscape, problem, run
 
 from flashtune.codegen.config import Config
+from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
 from flashtune.tuned_db.store import Store
@@ -65,6 +66,31 @@ def test_a_search_of_a_fifth_of_the_space_comes_within_three_percent_of_its_best
     (row,) = run(path, [PROBLEM], len(space) // 5).rows
     assert row.seconds is not None
     assert row.seconds <= 1.03 * best
+
+
+def test_candidates_are_timed_in_turns_with_the_default(path: Path) -> None:
+    """While the card slows down by half, and speeds up again, the search is the one of a steady card."""
+    steady, drifting = FakeBench(), FakeBench()
+    drifting.drift = lambda number: 1 + number % 7 / 12
+    run(path, [PROBLEM], 30, bench=steady)
+    run(path.with_name("drifting.db"), [PROBLEM], 30, bench=drifting)
+    assert drifting.attempts == steady.attempts
+    assert set(drifting.finalists[PROBLEM]) == set(steady.finalists[PROBLEM])
+    assert drifting.defaults == [None] + 29 * [default_config(PROBLEM, GPU)]
+    with Store.open(path, readonly=True) as store:
+        rows = store.measurements(problem=PROBLEM, stage="measure")
+    ratios = [steady.seconds(each.config) / steady.seconds(default_config(PROBLEM, GPU)) for each in rows[1:]]
+    assert [each.ratio for each in rows[1:]] == pytest.approx(ratios)
+    assert [each.rounds for each in rows] == [None] + 29 * [20]
+
+
+@pytest.mark.parametrize("status", ["wrong", "illegal_access"])
+def test_nothing_is_timed_beside_a_default_that_is_not_correct(path: Path, status: str) -> None:
+    bench = FakeBench(outcome=lambda config, number: Outcome(status=status) if number == 1 else None)
+    report = run(path, [PROBLEM], 8, bench=bench)
+    assert len(bench.attempts) == 8
+    assert set(bench.defaults) == {None}
+    assert report.rows[0].config is not None
 
 
 def test_running_again_repeats_nothing_and_goes_on(path: Path) -> None:

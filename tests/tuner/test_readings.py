@@ -206,7 +206,9 @@ class SlowingBench(FakeBench):
     def readings(self) -> Readings:
         return self.watch.last
 
-    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+    def attempt(
+        self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
+    ) -> Outcome:
         self.attempts.append((problem, config))
         number, times = len(self.attempts), []
 

@@ -35,6 +35,7 @@ from flashtune.codegen.families.fma_fwd import FmaFwd
 from flashtune.tuner.build import Built
 from flashtune.tuner.readings import Readings, Watch
 from flashtune.tuner.space import make_space
+from flashtune.tuner.timing import MAX_ROUNDS
 from flashtune.tuner.trial import DeviceLostError
 
 
@@ -213,12 +214,54 @@ def test_problems_share_inputs_and_stay_correct_when_buffers_grow(simulation: Si
     assert simulation.attempt().status == "ok"
 
 
+def test_a_clock_that_moves_leaves_the_ratio_to_the_default(simulation: Simulation) -> None:
+    """Launches get slower by a fifth during the measurement, and by 2 % at random."""
+    assert simulation.attempt().ratio is None
+    draw, started = random.Random(0), simulation.runtime.launches
+    simulation.duration = lambda first: draw.uniform(0.99, 1.01) * (1 + (simulation.runtime.launches - started) / 400)
+    other = dataclasses.replace(CONFIG, num_stages=2 if CONFIG.num_stages != 2 else 3)
+    outcome = simulation.bench.attempt(PROBLEM, other, OTHER, None, CONFIG)
+    assert outcome.timing is not None
+    assert outcome.timing.q80 > 1.05 * outcome.timing.q20
+    assert outcome.ratio is not None
+    assert outcome.ratio.median == pytest.approx(1.0, abs=0.01)
+    assert outcome.baseline == pytest.approx(outcome.timing.median, rel=0.02)
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 1e-2, 0.5], ids=["short", "long", "very-long"])
+def test_launches_in_turns_have_the_clock_of_the_other_as_often(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Behind a launch of the other the clock is 10 % lower: times differ with the order, which a ratio has to bear."""
+    timer, order = simulation.bench._timer, []
+
+    def launched(launches: list[str]) -> list[float]:
+        order.extend(launches)
+        before = ["", *launches[:-1]]
+        return [seconds * (1.1 if last not in ("", each) else 1.0) for last, each in zip(before, launches, strict=True)]
+
+    monkeypatch.setattr(timer, "_seconds", launched)
+    found = timer.measure("candidate", None, "default")
+    assert found.ratio.median == pytest.approx(1.0, abs=0.05)
+    assert order.count("default") >= 3
+    if seconds < 0.3:
+        rounds = order[-4 * (len(found.own) // 2) :]
+        assert rounds == ["candidate", "default", "default", "candidate"] * (len(found.own) // 2)
+        assert found.ratio.rounds == len(found.own) >= 9
+        assert sum(found.own) == pytest.approx(sum(found.default), rel=0.02)
+
+
 RACE = {"default": 1.2, "best": 1.0, "near": 1.003, "slow": 1.1}
 
 
 @pytest.mark.parametrize(
     ("margin", "rounds"),
-    [(None, (50, 50, 50, 50)), (0.005, (50, 50, 50, 9)), (0.15, (50, 50, 50, 50)), (0.001, (50, 50, 9, 9))],
+    [
+        (None, (MAX_ROUNDS,) * 4),
+        (0.005, (MAX_ROUNDS, MAX_ROUNDS, MAX_ROUNDS, 9)),
+        (0.15, (MAX_ROUNDS,) * 4),
+        (0.001, (MAX_ROUNDS, MAX_ROUNDS, 9, 9)),
+    ],
 )
 def test_the_slow_leave_a_race_and_the_default_stays(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch, margin: float | None, rounds: tuple[int, ...]

@@ -90,11 +90,11 @@ def test_what_is_not_legal_here_is_left_out(path: Path) -> None:
         assert all(unusable(each, PROBLEM, small) is None for each in starts(store, PROBLEM, small))
 
 
-def test_a_run_tries_what_the_user_gives_before_the_default(path: Path) -> None:
+def test_a_run_tries_what_the_user_gives_right_behind_the_default(path: Path) -> None:
     bench = FakeBench()
     run(path, [PROBLEM, problem(512)], 10, bench=bench, first=PICKED[:2])
     for each in (PROBLEM, problem(512)):
-        assert [config for asked, config in bench.attempts if asked == each][:3] == [*PICKED[:2], DEFAULT]
+        assert [config for asked, config in bench.attempts if asked == each][:3] == [DEFAULT, *PICKED[:2]]
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,11 @@ def test_all_is_walked_in_the_end() -> None:
     assert target.exhausted
 
 
-def test_what_the_user_gives_is_tried_first_then_the_default_then_winners() -> None:
+def test_the_default_is_tried_first_then_what_the_user_gives_then_winners() -> None:
     winner, given, foreign = SPACES[1].configs[30], SPACES[1].configs[50], family("fma_fwd").default(PROBLEM.spec, H200)
     target = Target(PROBLEM, SPACES, DEFAULT, {}, [winner], 0, given=[given, foreign, given])
     asked = [target.ask() for _ in range(12)]
-    assert asked[:3] == [given, foreign, DEFAULT]
+    assert asked[:3] == [DEFAULT, given, foreign]
     assert winner in asked[3:]
     assert len(set(asked)) == 12
     for config in asked:
@@ -128,7 +128,7 @@ def test_what_the_user_gives_and_is_known_is_not_tried_again() -> None:
 
 def _ok() -> Any:
     class Row:
-        status, median_us = "ok", 900.0
+        status, median_us, ratio = "ok", 900.0, None
 
     return Row()
 

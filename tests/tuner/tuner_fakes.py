@@ -18,6 +18,7 @@ from flashtune.codegen.render import Source
 from flashtune.tuned_db.store import Store
 from flashtune.tuner.budget import Budget
 from flashtune.tuner.build import Built
+from flashtune.tuner.intervals import paired
 from flashtune.tuner.measured import measure_problems
 from flashtune.tuner.readings import Readings
 from flashtune.tuner.report import Progress, Report
@@ -97,6 +98,10 @@ class FakeBench:
         self.final = final or seconds
         self.unprepared = unprepared
         self.attempts: list[tuple[Problem, Config]] = []
+        self.defaults: list[Config | None] = []
+        """What each attempt was timed in turns with."""
+        self.drift: Callable[[int], float] = lambda number: 1.0
+        """How much slower the card is at an attempt."""
         self.finalists: dict[Problem, list[Config]] = {}
         self.opened = 0
 
@@ -110,14 +115,27 @@ class FakeBench:
     def prepare(self, problem: Problem) -> str | None:
         return self.unprepared if self.unprepared and problem.seqlen_q > 4096 else None
 
-    def attempt(self, problem: Problem, config: Config, built: Built, best: float | None) -> Outcome:
+    def attempt(
+        self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
+    ) -> Outcome:
         self.attempts.append((problem, config))
+        self.defaults.append(default)
         special = self.outcome(config, len(self.attempts))
         if special is not None:
             return special
-        seconds = self.seconds(config)
-        timing = Timing(seconds, 0.99 * seconds, 1.01 * seconds, 20)
-        return Outcome(status="ok", stage="measure", timing=timing, max_error=1e-3, rms_error=1e-4, readings=READINGS)
+        slower = self.drift(len(self.attempts))
+        seconds = self.seconds(config) * slower
+        baseline = None if default is None else self.seconds(default) * slower
+        return Outcome(
+            status="ok",
+            stage="measure",
+            timing=Timing(seconds, 0.99 * seconds, 1.01 * seconds, 20),
+            baseline=baseline,
+            ratio=None if baseline is None else paired([seconds] * 20, [baseline] * 20),
+            max_error=1e-3,
+            rms_error=1e-4,
+            readings=READINGS,
+        )
 
     def finals(
         self, problem: Problem, configs: Sequence[Config], seconds: float, margin: float | None = None

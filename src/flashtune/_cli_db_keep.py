@@ -1,0 +1,158 @@
+"""`flashtune db check|backup|upgrade`: keeping a tuning database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ._cli_options import database_option, existing_database
+
+if TYPE_CHECKING:
+    from .codegen.gpu import Gpu
+    from .tuned_db.keeping import Content, FileHealth, Service
+
+SHOWN = 20
+"""Rows that can't be read that are named one by one."""
+
+
+@click.command()
+@click.option("--gpu", "gpu_name", help="Say what serves this GPU, such as h100. [default: the first here, if any]")
+@database_option
+def check(gpu_name: str | None, database: Path | None) -> None:
+    """Say whether the tuning database is sound, and what it is good for.
+
+    Reads all of it and changes nothing. The exit code is 1 if the file is damaged, else 0: rows that this version can't
+    read, or whose kernels have changed since, are no damage and stay as history.
+
+    \b
+    Examples:
+      flashtune db check
+      flashtune db check --db team.db --gpu h100     does anything in it serve an H100?
+    """
+    from .codegen.gpu import gpu_by_alias
+    from .tuned_db.keeping import inspect_file, inspect_rows, serves
+    from .tuned_db.store import Store
+
+    gpu = gpu_by_alias(gpu_name) if gpu_name is not None else _first_gpu()
+    path = existing_database(database)
+    click.echo(f"{path}: reading every page and rendering every config", err=True)
+    health = inspect_file(path)
+    _print_file(path, health)
+    if health.faults:
+        click.echo("Its rows were not judged. Restore a backup of it, or import an export of it into a new database.")
+        raise click.exceptions.Exit(1)
+    with Store.open(path, create=False, readonly=True) as store:
+        _print_rows(inspect_rows(store))
+        if gpu is None:
+            click.echo("serves        no GPU is here; name one with --gpu")
+        else:
+            _print_service(serves(store, gpu))
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@database_option
+def backup(file: Path, database: Path | None) -> None:
+    """Copy the tuning database to the new file FILE.
+
+    Also while others write: the copy is the database of one moment, has no side files, and is there under its name only
+    when it is whole, checked and on the disk. A file that exists is never replaced. Use it as any database, with --db.
+
+    \b
+    Examples:
+      flashtune db backup tuned-2026-11-30.db
+      flashtune db backup /mnt/safe/team.db --db team.db
+    """
+    from .tuned_db.keeping import back_up
+
+    path = existing_database(database)
+    click.echo(f"{path}: copying {_megabytes(path)}", err=True)
+    back_up(path, file)
+    click.echo(f"Copied to {file} ({_megabytes(file)})")
+
+
+@click.command()
+@database_option
+def upgrade(database: Path | None) -> None:
+    """Bring a tuning database of an older flashtune to the schema of this one.
+
+    A copy of it as it was is kept beside it first, as NAME.schema-N.backup. Whatever opens an older database to write,
+    such as flashtune tune, does the same by itself; an upgraded one can't be read by the older flashtune any more.
+
+    \b
+    Examples:
+      flashtune db upgrade
+      flashtune db upgrade --db team.db
+    """
+    from .tuned_db.files import SCHEMA_VERSION
+    from .tuned_db.keeping import upgrade_file
+
+    path = existing_database(database)
+    click.echo(f"{path}: copying and upgrading what is older ({_megabytes(path)})", err=True)
+    done = upgrade_file(path)
+    if done is None:
+        click.echo(f"Nothing to do: {path} has schema version {SCHEMA_VERSION}, the newest that this flashtune knows")
+        return
+    click.echo(f"Upgraded {path} from schema version {done.old} to {done.new}")
+    click.echo(f"As it was: {done.backup}")
+
+
+def _first_gpu() -> Gpu | None:
+    from .codegen.device import visible_gpus
+
+    return next(iter(visible_gpus()), None)
+
+
+def _megabytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:.1f} MB"
+
+
+def _print_file(path: Path, health: FileHealth) -> None:
+    from .tuned_db.files import SCHEMA_VERSION
+
+    older = "" if health.schema == SCHEMA_VERSION else f", older than {SCHEMA_VERSION}: flashtune db upgrade"
+    shared = (
+        "yes: SQLite's locks are unreliable there, write into a local file and merge it" if health.network else "no"
+    )
+    click.echo(f"path          {path} ({_megabytes(path)})")
+    click.echo(f"schema        {health.schema}{older}")
+    click.echo(f"journal       {health.journal}")
+    click.echo(f"network mount {shared}")
+    click.echo(f"file          {'damaged' if health.faults else 'sound'}")
+    for fault in health.faults:
+        for line in fault.splitlines():
+            click.echo(f"              {_plain(line)}")
+    for left in health.leftovers:
+        click.echo(f"left over     {_plain(str(left))}, of a run that was killed; it may be deleted")
+
+
+def _print_rows(content: Content) -> None:
+    click.echo(f"measurements  {content.measurements}")
+    for each in content.sources.values():
+        parts = [f"{each.current} with today's source"]
+        parts += [f"{each.older} with an older source, kept as history"] if each.older else []
+        parts += [f"{each.refused} of configs that are refused today, kept as history"] if each.refused else []
+        parts += [f"{each.none} without a source (nothing was rendered)"] if each.none else []
+        click.echo(f"              {each.gpu_name}: {each.rows}: {', '.join(parts)}")
+    unreadable = content.unreadable
+    click.echo(f"not readable  {unreadable if unreadable.rows else 'none'}")
+    for reason in unreadable.reasons[:SHOWN]:
+        click.echo(f"              {_plain(reason)}")
+    if unreadable.rows > SHOWN:
+        click.echo(f"              and {unreadable.rows - SHOWN} more")
+
+
+def _print_service(service: Service) -> None:
+    if service.levels:
+        parts = ", ".join(f"{count} {level.replace('_', ' ')}" for level, count in service.levels.items())
+        click.echo(f"serves        {service.gpu}: {service.levels.total()} problems ({parts})")
+        return
+    click.echo(f"serves        nothing for {service.gpu}: {service.why}")
+    click.echo(f"              measure on it: flashtune tune --gpu {service.gpu}")
+
+
+def _plain(text: str) -> str:
+    """Text of a file, which may hold anything, as a terminal may show it."""
+    return "".join(each if each.isprintable() else "?" for each in text)
