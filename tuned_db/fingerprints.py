@@ -19,8 +19,6 @@ from sqlalchemy.sql.elements import ColumnElement
 from .models import MeasurementRow
 from .rows import select_measurements
 
-_NAMES_ONLY = ("id", "gpu_name")
-"""Not in a fingerprint: what it belongs to, and the name of a device, which goes by its key."""
 CHUNK = 1000
 """Rows that are held at a time."""
 
@@ -50,7 +48,7 @@ def of_row(row: Row[*tuple[Any, ...]]) -> str | None:
 @functools.cache
 def _ordered(fields: tuple[str, ...]) -> Callable[[Row[*tuple[Any, ...]]], tuple[Any, ...]]:
     """Gives the values of a row with these fields in the order of a fingerprint."""
-    return operator.itemgetter(*(fields.index(name) for name in sorted(fields) if name not in _NAMES_ONLY))
+    return operator.itemgetter(*(fields.index(name) for name in sorted(fields) if name != "id"))
 
 
 _SPELLED: dict[type, Callable[[Any], str]] = {
@@ -66,7 +64,7 @@ _SPELLED: dict[type, Callable[[Any], str]] = {
 def _select_in_sql(schema: int) -> Select[*tuple[Any, ...]]:
     rows = select_measurements(schema)
     columns: dict[str, Any] = {str(name): each for name, each in rows.selected_columns.items()}
-    parts = [_spelled_in_sql(columns[name]) for name in sorted(columns) if name not in _NAMES_ONLY]
+    parts = [_spelled_in_sql(columns[name]) for name in sorted(columns) if name != "id"]
     digest = func.sha256(func.convert_to(func.concat_ws("|", *parts), "UTF8"))
     return rows.with_only_columns(columns["id"], func.encode(digest, "hex"), maintain_column_froms=True)
 

@@ -262,8 +262,22 @@ class Writer:
             made = _INSERTS[self._connection.dialect.name](model).on_conflict_do_nothing()
             self._connection.execute(made, list(new.values()))
             ids |= self._find(model, names, list(new))
+        if model is DeviceRow:
+            self._check_names([each.others()["name"] for each in wanted], [ids[place] for place in places])
         for each, place in zip(wanted, places, strict=True):
             self._ids[model, *each.memory] = ids[place]
+
+    def _check_names(self, names: list[str], ids: list[int]) -> None:
+        """One name per model: to drop the second would change what was measured."""
+        rows = self._connection.execute(
+            select(DeviceRow.id, DeviceRow.key, DeviceRow.name).where(DeviceRow.id.in_(ids))
+        )
+        stored = {row.id: (row.key, row.name) for row in rows}
+        for name, (key, known) in zip(names, (stored[each] for each in ids), strict=True):
+            if name != known:
+                raise InvalidInput(
+                    f"gpu_name={value.shown(name)} must be {value.shown(known)}, as in other rows of the model {key}"
+                )
 
     def _find(self, model: type[Base], names: list[str], places: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
         table = model.__table__
@@ -279,7 +293,7 @@ def _shared(record: Measurement | Prediction) -> dict[str, _Shared]:
     return {
         "problem_id": _Shared(ProblemRow, (problem,), lambda: {"key": problem.key}, lambda: _problem_values(problem)),
         "device_id": _Shared(
-            DeviceRow, (key,), lambda: {"key": key}, lambda: {"name": name, "capability": capability(key)}
+            DeviceRow, (key, name), lambda: {"key": key}, lambda: {"name": name, "capability": capability(key)}
         ),
         "variant_id": _Shared(VariantRow, (record.config, record.source_digest), lambda: _variant_values(record)),
     }

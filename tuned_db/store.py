@@ -8,7 +8,6 @@ of its `Place`.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -151,7 +150,7 @@ class Store:
                 known = self._by_id(connection, [each.id for each in records])
                 new: dict[str, Measurement] = {}
                 for each in records:
-                    if not same(known.get(each.id, each), each) or new.get(each.id, each) != each:
+                    if known.get(each.id, each) != each or new.get(each.id, each) != each:
                         raise InvalidInput(f"measurement {each.id} is already in {self.place} with other values")
                     if each.id not in known:
                         new[each.id] = each
@@ -311,9 +310,3 @@ class Store:
     def _write(self) -> Iterator[Connection]:
         with self.place.writing() as connection:
             yield connection
-
-
-def same(stored: Measurement | None, other: Measurement) -> bool:
-    """Whether a stored row, None where it can't be read, says what ``other`` says. A device is the same by its key: the
-    name that came first stays."""
-    return stored is not None and dataclasses.replace(stored, gpu_name=other.gpu_name) == other

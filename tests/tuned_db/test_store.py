@@ -74,6 +74,20 @@ def test_a_measurement_is_never_changed(store: Store, measurement: Make) -> None
 
 
 @on_both
+def test_a_device_model_has_one_name(store: Store, measurement: Make, prediction: Make) -> None:
+    record, other = measurement(), measurement(gpu_name="another name")
+    for pair in ([record, other], [other, record]):
+        with pytest.raises(InvalidInput, match=r"gpu_name='.*' must be '.*', as in other rows of the model 9.0a/"):
+            store.record_all(pair)
+    assert store.measurements() == []
+    store.record(record)
+    for refused in (lambda: store.record(other), lambda: store.record_prediction(prediction(gpu_name="another name"))):
+        with pytest.raises(InvalidInput, match="gpu_name='another name' must be 'h200'"):
+            refused()
+    assert store.measurements() == [record]
+
+
+@on_both
 def test_bad_values_are_refused_before_anything_is_written(store: Store, measurement: Make) -> None:
     with pytest.raises(InvalidInput, match="stage='warm'"):
         store.record_all([measurement(), measurement(stage="warm")])

@@ -48,7 +48,15 @@ def odd(measurement: Make, solo: Make, problem: Make) -> list[Measurement]:
         measurement(**SECOND),
         measurement(max_error=5e-324, rms_error=1.7e308, median_us=1e-3, q20_us=0.1 + 0.2, q80_us=1e12, seed=2**63 - 1),
         measurement(status="failed", median_us=None, q20_us=None, message="tab\tline\nquote'\"|-é数据 %s :x"),
-        measurement(config=solo(block=32), gpu_name="carte é", contended=False, throttle="", max_error=0.0, seed=0),
+        measurement(
+            config=solo(block=32),
+            gpu_key="9.0a/carte/1sm",
+            gpu_name="carte é",
+            contended=False,
+            throttle="",
+            max_error=0.0,
+            seed=0,
+        ),
         measurement(median_us=80, problem=problem(causal=True, seqlen_q=1, seqlen_k=8191), unit="", driver=""),
     ]
 
@@ -84,9 +92,7 @@ def test_rows_go_to_the_team_and_come_back_the_same(
     other = Store.open(tmp_path / "other.db")
     assert carry(team, other) == Added(new=len(everything), known=0)
     assert carry(team, other) == Added(new=0, known=len(everything))
-    assert {each.id: each for each in team.measurements()} == {each.id: each for each in everything} | {
-        each.id: dataclasses.replace(each, gpu_name=rows[0].gpu_name) for each in odd
-    }
+    assert {each.id: each for each in team.measurements()} == {each.id: each for each in everything}
     assert other.measurements() == local.measurements() == team.measurements()
 
 
@@ -168,13 +174,15 @@ def test_a_row_that_is_spelled_in_another_way_is_the_same_row(
     assert carry(team, local) == Added(new=0, known=len(rows))
 
 
-def test_the_name_of_a_device_is_the_one_that_came_first(tmp_path: Path, team: Store, rows: list[Measurement]) -> None:
-    renamed = [dataclasses.replace(each, gpu_name="another name") for each in rows]
+def test_a_device_has_one_name(tmp_path: Path, team: Store, rows: list[Measurement]) -> None:
     team.record(rows[0])
-    local = database(tmp_path / "local.db", renamed)
-    assert carry(local, team) == Added(new=len(rows) - 1, known=1)
-    assert team.add(renamed) == 0
-    assert {each.gpu_name for each in team.measurements()} == {rows[0].gpu_name}
+    local = database(tmp_path / "local.db", [dataclasses.replace(each, gpu_name="another name") for each in rows[1:]])
+    with pytest.raises(InvalidInput, match="gpu_name='another name' must be 'h200'"):
+        carry(local, team)
+    assert team.measurements() == rows[:1]
+    with pytest.raises(InvalidInput, match="gpu_name='h200' must be 'another name'"):
+        carry(team, local)
+    assert len(local.measurements()) == len(rows) - 1
 
 
 def test_predictions_stay_where_they_were_made(
