@@ -222,7 +222,17 @@ class _Search:
             notes.append("the kernel's source has changed since")
         notes += filter(None, [note])
         chosen = config or row.config
-        return Choice(config=chosen, level=level, evidence="; ".join(notes), origin=source.label, measurement=row)
+        return Choice(
+            config=chosen,
+            level=level,
+            evidence="; ".join(notes),
+            origin=source.label,
+            measurement=row,
+            ratio=best.ratio,
+            ratio_low=best.low,
+            ratio_high=best.high,
+            trust=best.trust,
+        )
 
 
 def chip_distance(one: str, other: str) -> tuple[int, float]:
@@ -259,6 +269,8 @@ def _describe(best: Ranked) -> str:
         text += f", {best.ratio:.3f}{interval} of the default's time"
     if best.tied > 1:
         text += f", one of {best.tied} that are equally fast"
+    if best.trust is not None:
+        return f"{text}; {best.trust}"
     sessions = len({each.session for each in best.rows})
     return text + (f", {sessions} sessions" if sessions > 1 else "")
 

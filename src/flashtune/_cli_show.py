@@ -1,4 +1,4 @@
-"""`list`, `explain`, `source` and `info`: they read and print, and change nothing."""
+"""`list`, `source` and `info`: they read and print, and change nothing."""
 
 from __future__ import annotations
 
@@ -64,53 +64,6 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
         out.print(Text(f"{unreadable}: {path}"))
     elif not measured.row_count and not predicted.row_count:
         out.print(f"Nothing is stored{f' for {gpu_name}' if gpu_name else ''} in {path}")
-
-
-def show_explain(problem: Problem, gpu: Gpu, database: Path | None) -> None:
-    from .codegen.family import family
-    from .codegen.model import predict
-    from .codegen.roofline import limit
-    from .tuned_db.lookup import find
-
-    choice = find(problem, gpu, store_path=database)
-    kind = family(choice.family)
-    needs = kind.resources(choice.config, problem.spec)
-    plan = kind.plan(problem, choice.config, gpu)
-    shared = f", {plan.num_splits} for each tile's keys" if plan.num_splits > 1 else ""
-    workspace = "none: memory beyond output and LSE is not used"
-    if plan.workspace_bytes:
-        workspace = f"{plan.workspace_bytes / 1e6:.4g} MB, taken for each call"
-    record = choice.measurement or choice.prediction
-    estimate = predict(problem, choice.config, gpu)
-    intensity = problem.flops / problem.min_bytes if problem.min_bytes else 0.0
-    bound = limit(problem, gpu)
-    ridge = bound.tflops * 1e3 / gpu.bandwidth_gb_s
-    registers = f"{record.registers} (compiled)" if record and record.registers else f"about {needs.registers}"
-    shown = table("", "")
-    shown.show_header = False
-    for name, text in (
-        ("problem", str(problem)),
-        ("GPU", f"{gpu} ({gpu.key})"),
-        ("config", config_text(choice.config)),
-        ("level", choice.level + (f", from {choice.origin}" if choice.origin else "")),
-        ("evidence", choice.evidence),
-        ("launch", f"{plan.kernels[0].grid[0]} blocks of {needs.threads} threads{shared}"),
-        ("registers", f"{registers} per thread"),
-        ("shared memory", f"{needs.shared_memory} B per block of {gpu.shared_memory_block} B"),
-        ("workspace", workspace),
-        (
-            "work",
-            f"{problem.flops / 1e9:.4g} GFLOP, at least {problem.min_bytes / 1e6:.4g} MB of device memory traffic",
-        ),
-        (
-            "roofline",
-            f"{intensity:.4g} FLOP/byte, the chip balances at {ridge:.4g}: "
-            f"{'compute' if intensity > ridge else 'memory'}-limited, at best {milliseconds(bound.seconds)}",
-        ),
-        ("model", f"{milliseconds(estimate.seconds)}: {estimate.why}"),
-    ):
-        shown.add_row(Text(name, style="bold"), Text(text))
-    console().print(shown)
 
 
 def show_source(

@@ -62,6 +62,7 @@ def test_an_exact_winner(look: Make, store: Store, measurement: Make) -> None:
     assert choice.measurement == record
     assert choice.evidence == (
         "final on h200, 2026-11-29: 80 us (q20 79, q80 82.5), 100 samples, 0.800 of the default's time"
+        "; candidate, 1 session and none to compare it with"
     )
 
 
