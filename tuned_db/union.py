@@ -15,6 +15,7 @@ from flashtune.errors import InvalidInput, StoreError
 
 from .exchange import read_export, read_header, write_export
 from .files import MAGIC
+from .opening import File
 from .records import Measurement
 from .rows import count_unreadable
 from .store import Store
@@ -55,7 +56,7 @@ def add_database(store: Store, path: Path) -> Added:
         raise StoreError(f"there is no tuning database at {path}")
     if not _is_database(path) and _is_export(path):
         raise InvalidInput(f"{path} is an export, not a database: flashtune db import {path}")
-    if path.resolve() == store.path.resolve():
+    if isinstance(store.place, File) and path.resolve() == store.path.resolve():
         raise InvalidInput(f"{path} is the database that it would be merged into")
     with Store.open(path, create=False, readonly=True) as other, count_unreadable() as unreadable:
         rows = other.measurements()
@@ -75,7 +76,7 @@ def export_database(
         raise InvalidInput(f"{path} exists and is no flashtune export: it is left as it is, choose another name")
     rows = store.measurements(gpu_key=gpu_key)
     if not rows:
-        raise InvalidInput(f"there are no measurements{' of that GPU' if gpu_key else ''} in {store.path}")
+        raise InvalidInput(f"there are no measurements{' of that GPU' if gpu_key else ''} in {store.place}")
     sign(write_export(rows, path, origin=store.origin))
     return len(rows)
 

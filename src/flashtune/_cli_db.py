@@ -11,6 +11,7 @@ import click
 from ._cli_db_compare import diff, digest, history
 from ._cli_db_keep import backup, check, upgrade
 from ._cli_options import database_option, existing_database, new_database_option
+from ._cli_team import pull, push, team
 
 if TYPE_CHECKING:
     from .tuned_db.store import Store
@@ -34,10 +35,12 @@ def db() -> None:
       flashtune db check                    is it sound, and does it serve the GPU here
       flashtune db backup safe.db           a copy, also while others write
       flashtune db diff a.db b.jsonl        what differs, in rows and in winners
+      flashtune db pull                     what the team has on its PostgreSQL server
+      flashtune db push                     what was measured here, for the team
     """
 
 
-for command in (backup, check, diff, digest, history, upgrade):
+for command in (backup, check, diff, digest, history, pull, push, team, upgrade):
     db.add_command(command)
 
 

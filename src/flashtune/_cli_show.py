@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -117,7 +116,9 @@ def show_info() -> None:
 
     variables = table("variable", "value", "meaning", title="Settings")
     for each in settings.SETTINGS:
-        variables.add_row(each.name, Text(os.environ.get(each.name) or "not set"), f"{each.meaning} {each.default}")
+        variables.add_row(
+            each.name, Text(settings.presentable(each.name) or "not set"), f"{each.meaning} {each.default}"
+        )
     out.print(variables)
 
 
