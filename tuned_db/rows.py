@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -62,7 +64,17 @@ _SHARED = (
     VariantRow.source_digest.label("source_digest"),
 )
 
+_NAMES: dict[type, tuple[str, ...]] = {Measurement: (*_MEASURED, *_SECOND, *_ENVIRONMENT), Prediction: _PREDICTED}
+"""What the statements below give in front of :data:`_SHARED`."""
+CHUNK = 2000
+"""Rows that are read, compared or inserted at once."""
+MANY = 100
+"""Records from which on their variants are looked up together."""
+IDS_AT_ONCE = 500
+"""Values of one IN (...): SQLite takes 999 parameters at least."""
+
 T = TypeVar("T", Measurement, Prediction)
+AnyRow = Row[*tuple[Any, ...]]
 
 
 class Unreadable:
@@ -124,13 +136,13 @@ def select_deaths(spec_key: str) -> Select[*tuple[Any, ...]]:
     )
 
 
-def read_measurements(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[Measurement]:
+def read_measurements(rows: Iterable[AnyRow]) -> list[Measurement]:
     """Rows as records. One that this version can't read (a family or value it doesn't know, or tampering) is left
     out; it stays in the database."""
     return [each for each in (_read(row, Measurement) for row in rows) if each is not None]
 
 
-def read_predictions(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[Prediction]:
+def read_predictions(rows: Iterable[AnyRow]) -> list[Prediction]:
     """The same for predictions."""
     return [each for each in (_read(row, Prediction) for row in rows) if each is not None]
 
@@ -146,7 +158,7 @@ def read_problems(texts: Iterable[object]) -> list[Problem]:
     return found
 
 
-def read_deaths(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[tuple[Variant, str, int]]:
+def read_deaths(rows: Iterable[AnyRow]) -> list[tuple[Variant, str, int]]:
     """The same for what :func:`select_deaths` gives."""
     found = []
     for family, config, digest, status, count in rows:
@@ -158,16 +170,25 @@ def read_deaths(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[tuple[Variant, st
     return found
 
 
-def _read(row: Row[*tuple[Any, ...]], kind: type[T]) -> T | None:
-    data = dict(row._mapping)
+def read_measurement(row: AnyRow) -> Measurement:
+    """A row of :func:`select_measurements` as a record; :class:`InvalidInput` says why this version can't read it."""
+    return _checked(row, Measurement)
+
+
+def _checked(row: AnyRow, kind: type[T]) -> T:
+    *own, problem, gpu_key, gpu_name, family, config, digest = row
+    data = dict(zip(_NAMES[kind], own, strict=True))
+    shared: dict[str, Any] = {"problem": problem_from_text(problem), "config": config_from_text(family, config)}
+    return check(kind(gpu_key=gpu_key, gpu_name=gpu_name, source_digest=digest, **shared, **data))
+
+
+def _read(row: AnyRow, kind: type[T]) -> T | None:
     try:
-        problem = problem_from_text(data.pop("problem_json"))
-        config = config_from_text(data.pop("family"), data.pop("config_json"))
-        return check(kind(problem=problem, config=config, **data))
+        return _checked(row, kind)
     except InvalidInput as error:
         if (count := _counting.get()) is not None:
             count.rows += 1
-        _log.debug("row %s of the tuning database is passed over: %s", data.get("id", ""), error)
+        _log.debug("row %s of the tuning database is passed over: %s", row._mapping.get("id", ""), error)
         return None
 
 
@@ -183,11 +204,14 @@ class Writer:
 
     def measurements(self, records: Iterable[Measurement]) -> None:
         """Records whose ids are new."""
-        rows = []
-        for each in records:
-            own = {name: getattr(each, name) for name in (*_MEASURED, *_SECOND)}
-            rows.append(own | self.shared(each) | {"environment_id": self._environment(each)})
-        if rows:
+        left = iter(records)
+        while chunk := list(itertools.islice(left, CHUNK)):
+            if len(chunk) >= MANY:
+                self._variants(chunk)
+            rows = []
+            for each in chunk:
+                own = {name: getattr(each, name) for name in (*_MEASURED, *_SECOND)}
+                rows.append(own | self.shared(each) | {"environment_id": self._environment(each)})
             self._connection.execute(insert(MeasurementRow), rows)
 
     def prediction(self, record: Prediction) -> None:
@@ -214,15 +238,40 @@ class Writer:
         return self._id((ProblemRow, problem), lambda: {"key": problem.key}, others)
 
     def _device(self, key: str, name: str) -> int:
-        others = {"name": name, "capability": capability(key)}
-        return self._id((DeviceRow, key), lambda: {"key": key}, lambda: others)
+        memory = (DeviceRow, key, name)
+        if memory not in self._ids:
+            found = self._find_or_make(DeviceRow, {"key": key}, lambda: {"name": name, "capability": capability(key)})
+            known = self._connection.execute(select(DeviceRow.name).where(DeviceRow.id == found)).scalar_one()
+            if known != name:  # one name per model: to drop the second would change what was measured
+                raise InvalidInput(
+                    f"gpu_name={value.shown(name)} must be {value.shown(known)}, as in other rows of the model {key}"
+                )
+            self._ids[memory] = found
+        return self._ids[memory]
 
     def _variant(self, record: Measurement | Prediction) -> int:
-        def unique() -> dict[str, Any]:
-            config = canonical(record.config.to_json())
-            return {"family": record.config.family, "config": config, "source_digest": record.source_digest}
-
+        unique = functools.partial(_variant_columns, record)
         return self._id((VariantRow, record.config, record.source_digest), unique)
+
+    def _variants(self, records: Sequence[Measurement]) -> None:
+        """Remembers the ids of all variants of ``records``, with few statements: most rows have one of their own."""
+        wanted = {(VariantRow, each.config, each.source_digest): each for each in records}
+        columns = {memory: _variant_columns(each) for memory, each in wanted.items() if memory not in self._ids}
+        by_text = {tuple(each.values()): memory for memory, each in columns.items()}
+        self._remember(by_text)
+        missing = [each for memory, each in columns.items() if memory not in self._ids]
+        if missing:
+            self._connection.execute(insert(VariantRow), missing)
+            self._remember(by_text)
+
+    def _remember(self, by_text: Mapping[tuple[Any, ...], tuple[object, ...]]) -> None:
+        digests = sorted({digest for _, _, digest in by_text})
+        for start in range(0, len(digests), IDS_AT_ONCE):
+            some = VariantRow.source_digest.in_(digests[start : start + IDS_AT_ONCE])
+            query = select(VariantRow.id, VariantRow.family, VariantRow.config, VariantRow.source_digest).where(some)
+            for found, *text in self._connection.execute(query):
+                if memory := by_text.get(tuple(text)):
+                    self._ids[memory] = found
 
     def _environment(self, record: Measurement) -> int:
         unique = {name: getattr(record, name) for name in _ENVIRONMENT}
@@ -249,3 +298,9 @@ class Writer:
         made = self._connection.execute(insert(model).values(**unique, **others())).inserted_primary_key
         assert made is not None
         return int(made[0])
+
+
+def _variant_columns(record: Measurement | Prediction) -> dict[str, Any]:
+    """In the order of :meth:`Writer._remember`."""
+    config = canonical(record.config.to_json())
+    return {"family": record.config.family, "config": config, "source_digest": record.source_digest}

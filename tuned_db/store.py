@@ -34,6 +34,9 @@ from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, Problem
 from .opening import fit_journal, make_database, reading_mode, upgrade_database
 from .records import Measurement, Prediction, Variant
 from .rows import (
+    CHUNK,
+    IDS_AT_ONCE,
+    AnyRow,
     Writer,
     read_deaths,
     read_measurements,
@@ -177,6 +180,17 @@ class Store:
             found = read_measurements(_matching(connection, select_measurements, self._schema, wanted))
         return sorted(found, key=lambda each: (each.created, each.id))
 
+    def rows(self) -> Iterator[list[AnyRow]]:
+        """All measurements as they are stored, unchecked, in pieces; for `rows.read_measurement`."""
+        with self._read() as connection:
+            found = connection.execution_options(yield_per=CHUNK).execute(select_measurements(self._schema))
+            yield from map(list, found.partitions())
+
+    def rows_with_ids(self, ids: Iterable[object]) -> dict[str, AnyRow]:
+        """Those of :meth:`rows` that have one of these ids."""
+        with self._read() as connection:
+            return _rows_with_ids(connection, [each for each in ids if isinstance(each, str)], self._schema)
+
     def predictions(
         self,
         *,
@@ -287,13 +301,16 @@ class Store:
 
 def _known(connection: Connection, ids: list[str]) -> dict[str, Measurement | None]:
     """The stored rows with these ids; None for one that this version can't read."""
-    known: dict[str, Measurement | None] = {}
-    for start in range(0, len(ids), 500):
-        wanted = MeasurementRow.id.in_(ids[start : start + 500])
-        rows = connection.execute(select_measurements().where(wanted)).all()
-        known |= dict.fromkeys(str(row._mapping["id"]) for row in rows)
-        known |= {each.id: each for each in read_measurements(rows)}
-    return known
+    rows = _rows_with_ids(connection, ids, SCHEMA_VERSION)
+    return dict.fromkeys(rows) | {each.id: each for each in read_measurements(rows.values())}
+
+
+def _rows_with_ids(connection: Connection, ids: Sequence[str], schema: int) -> dict[str, AnyRow]:
+    rows: dict[str, AnyRow] = {}
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        wanted = MeasurementRow.id.in_(ids[start : start + IDS_AT_ONCE])
+        rows |= {str(row._mapping["id"]): row for row in connection.execute(select_measurements(schema).where(wanted))}
+    return rows
 
 
 _COLUMNS: dict[str, ColumnElement[Any]] = {
