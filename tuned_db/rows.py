@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, delete, func, insert, null, select
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, null, select
 
 from flashtune.codegen import value
 from flashtune.codegen.problem import Problem
@@ -125,13 +125,15 @@ def select_predictions(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]
     )
 
 
-def select_deaths(spec_key: str) -> Select[*tuple[Any, ...]]:
-    """Variants with a status that may bar them for a spec, on any device, and how many rows have it."""
+@functools.cache
+def select_deaths() -> Select[*tuple[Any, ...]]:
+    """Variants with a status that may bar them for the spec with the key ``:spec``, on any device, and how many rows
+    have it."""
     return (
         select(VariantRow.family, VariantRow.config, VariantRow.source_digest, MeasurementRow.status, func.count())
         .join(MeasurementRow, MeasurementRow.variant_id == VariantRow.id)
         .join(ProblemRow, ProblemRow.id == MeasurementRow.problem_id)
-        .where(ProblemRow.spec_key == spec_key, MeasurementRow.status.in_((*REJECTING, *KILLS)))
+        .where(ProblemRow.spec_key == bindparam("spec"), MeasurementRow.status.in_((*REJECTING, *KILLS)))
         .group_by(VariantRow.id, MeasurementRow.status)
     )
 

@@ -256,9 +256,19 @@ class Store:
             view._snapshot = connection
             yield view
 
+    @classmethod
+    @contextmanager
+    def look_into(cls, path: str | Path, *, timeout: float = LOCK_TIMEOUT) -> Iterator[Self]:
+        """:meth:`open` with ``readonly`` and its :meth:`snapshot` in one, on one connection: for a quick look-up."""
+        path = Path(os.path.abspath(path))
+        store = cls(path, reading_mode(path, read_header(path)), readonly=True, timeout=timeout)
+        with store.snapshot() as view:
+            view._check_schema()
+            yield view
+
     def _deaths(self, spec: Spec) -> list[tuple[Variant, str, int]]:
         with self._read() as connection:
-            return read_deaths(connection.execute(select_deaths(spec.key)))
+            return read_deaths(connection.execute(select_deaths(), {"spec": spec.key}))
 
     # Connections
 
@@ -287,7 +297,7 @@ class Store:
         """Reads the schema through SQLite, which sees what a header alone does not: damage, a log not yet merged."""
         with self._read() as connection:
             schema = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-            origin = connection.execute(select(OriginRow.uuid)).scalar_one_or_none()
+            origin = connection.execute(_ORIGIN).scalar_one_or_none()
         if origin is None:
             raise DatabaseDamaged(f"tuning database {self.path} is damaged: its id is gone. {WAY_OUT}")
         check_schema(self.path, schema)
@@ -313,6 +323,7 @@ def _rows_with_ids(connection: Connection, ids: Sequence[str], schema: int) -> d
     return rows
 
 
+_ORIGIN = select(OriginRow.uuid)
 _COLUMNS: dict[str, ColumnElement[Any]] = {
     "problem": ProblemRow.key.expression,
     "spec": ProblemRow.spec_key.expression,
