@@ -84,7 +84,6 @@ def config_from_text(family: object, text: object) -> Config:
 
 def check(record: T) -> T:
     """``record``, if every field has the right type and range; else :class:`InvalidInput` names field and value."""
-    got: Any
     get, numbers = _NUMBERS[type(record)]
     for got, (name, types, low, high, optional) in zip(get(record), numbers, strict=True):
         if type(got) in types and low <= got <= high:
@@ -95,7 +94,8 @@ def check(record: T) -> T:
             raise InvalidInput(f"{name} is missing")
         if isinstance(got, bool) or not isinstance(got, types):
             raise InvalidInput(f"{name} must be {_LIMITS[name].words}, not {_show(got)}")
-        if not low <= got <= high:
+        number: Any = got
+        if not low <= number <= high:
             raise InvalidInput(f"{name}={_show(got)} must be from {low:g} to {high:g}")
     _check_text(record)
     if isinstance(record, Measurement):
