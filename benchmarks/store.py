@@ -103,8 +103,8 @@ def make(path: Path, count: int, seed: int) -> None:
         store.add(realistic(count, seed))
 
 
-def lookups(path: Path, count: int, seed: int = 0) -> list[float]:
-    """Milliseconds of the first look-up of each of ``count`` problems that are stored, in one process."""
+def lookups(path: Path, count: int, seed: int = 0) -> list[tuple[float, float]]:
+    """Milliseconds, and those of CPU, of the first look-up of each of ``count`` problems that are stored."""
     gpu = gpu_by_alias("h200")
     with Store.open(path, readonly=True) as store:
         problems = store.problems()
@@ -113,9 +113,9 @@ def lookups(path: Path, count: int, seed: int = 0) -> list[float]:
     find(warm, gpu, store_path=path)  # imports, bundled rows and the templates are read once
     found = []
     for problem in asked:
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         choice = find(problem, gpu, store_path=path)
-        found.append(1e3 * (time.perf_counter() - start))
+        found.append((1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - busy)))
         assert choice.level in ("exact", "older_source"), choice
     return found
 
@@ -150,7 +150,7 @@ def figures(folder: Path, count: int) -> dict[str, Any]:
         make(path, count, seed)
     print(f"two databases of {count} rows made in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     size = one.stat().st_size / 1e6
-    times = apart("lookup", one)
+    times, busy = zip(*apart("lookup", one), strict=True)
     start = time.perf_counter()
     with Store.open(two, readonly=True) as store:
         export_database(store, export)
@@ -165,6 +165,8 @@ def figures(folder: Path, count: int) -> dict[str, Any]:
             "median": round(statistics.median(times), 2),
             "p95": round(statistics.quantiles(times, n=20)[-1], 2),
             "most": round(max(times), 2),
+            "median_cpu": round(statistics.median(busy), 2),
+            "least_cpu": round(min(busy), 2),
             "problems": len(times),
         },
         "merge": merged,
@@ -189,7 +191,10 @@ def main() -> int:
         found = figures(Path(folder), options.rows)
     print(json.dumps(found, indent=1))
     if options.out:
-        machine = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+        machine = {
+            "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(),
+            "load of all processes, last 1 and 5 minutes": os.getloadavg()[:2],
+        }  # fmt: skip
         result = {
             "what": __doc__, "environment": environment() | machine, "limits": LIMITS, "figures": found
         }  # fmt: skip
