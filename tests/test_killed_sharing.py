@@ -51,6 +51,8 @@ class Steps:
         with made.begin() as connection:
             migrate(connection, "0001", down=True)
             connection.exec_driver_sql("PRAGMA user_version = 1")
+        made.dispose()  # an open connection would keep that in its log, which copies lack
+        assert not (folder / "old.db-wal").exists()
         source = {"PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("killed_steps.py")), str(folder)],
