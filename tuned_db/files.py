@@ -172,6 +172,8 @@ def sqlite_failures(path: Path, *, writing: bool, timeout: float) -> Iterator[No
         yield
     except sqlite3.Error as error:
         raise _translated(path, error, writing, timeout) from error
+    except UnicodeDecodeError as error:  # Python's module reads SQLite's messages, which quote what is damaged
+        raise DatabaseDamaged(f"tuning database {path} is damaged: a name in it is no text. {WAY_OUT}") from error
     except Exception as error:
         inner = getattr(error, "orig", None)
         if not isinstance(inner, sqlite3.Error):

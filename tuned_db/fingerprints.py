@@ -13,14 +13,11 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Boolean, Connection, Double, Integer, Row, Select, String, cast, func, literal_column, select
+from sqlalchemy import Boolean, Connection, Double, Integer, Select, String, cast, func, literal_column, select
 from sqlalchemy.sql.elements import ColumnElement
 
 from .models import MeasurementRow
-from .rows import select_measurements
-
-CHUNK = 1000
-"""Rows that are held at a time."""
+from .rows import AnyRow, in_parts, select_measurements
 
 Fingerprints = dict[object, str | None]
 """By id, which is of any type in a file that was tampered with; None for a row with a value of no known type."""
@@ -30,13 +27,11 @@ def fingerprints(connection: Connection, schema: int, ids: Sequence[str] | None 
     """Those of all measurements, or of those that are among ``ids``, some at a time and in no order."""
     in_sql = connection.dialect.name == "postgresql"
     query = _select_in_sql(schema) if in_sql else select_measurements(schema)
-    if ids is not None:
-        query = query.where(MeasurementRow.id.in_(ids))
-    for rows in connection.execute(query, execution_options={"yield_per": CHUNK}).partitions():
+    for rows in in_parts(connection, query, ids):
         yield {row.id: row[1] if in_sql else of_row(row) for row in rows}
 
 
-def of_row(row: Row[*tuple[Any, ...]]) -> str | None:
+def of_row(row: AnyRow) -> str | None:
     """The fingerprint of a row of :func:`rows.select_measurements`."""
     try:
         parts = [_SPELLED[type(value)](value) for value in _ordered(row._fields)(row)]
@@ -46,7 +41,7 @@ def of_row(row: Row[*tuple[Any, ...]]) -> str | None:
 
 
 @functools.cache
-def _ordered(fields: tuple[str, ...]) -> Callable[[Row[*tuple[Any, ...]]], tuple[Any, ...]]:
+def _ordered(fields: tuple[str, ...]) -> Callable[[AnyRow], tuple[Any, ...]]:
     """Gives the values of a row with these fields in the order of a fingerprint."""
     return operator.itemgetter(*(fields.index(name) for name in sorted(fields) if name != "id"))
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,7 +51,7 @@ def measurement_from_json(data: object) -> Measurement:
     plain = {name: data[name] for name in data if name not in ("family", "problem", "config")}
     problem = read_problem(data["problem"])
     config = read_any_config(data["family"], data["config"])
-    return check(Measurement(problem=problem, config=config, **plain))
+    return with_floats(check(Measurement(problem=problem, config=config, **plain)))
 
 
 def read_problem(data: object) -> Problem:
@@ -82,20 +84,22 @@ def config_from_text(family: object, text: object) -> Config:
 
 def check(record: T) -> T:
     """``record``, if every field has the right type and range; else :class:`InvalidInput` names field and value."""
-    for name, limits in _LIMITS.items():
-        got: object = getattr(record, name, None)
+    get, numbers = _NUMBERS[type(record)]
+    for got, (name, types, low, high, optional) in zip(get(record), numbers, strict=True):
+        if type(got) in types and low <= got <= high:
+            continue
         if got is None:
-            if limits.optional or not hasattr(record, name):
+            if optional:
                 continue
             raise InvalidInput(f"{name} is missing")
-        if isinstance(got, bool) or not isinstance(got, limits.types):
-            raise InvalidInput(f"{name} must be {limits.words}, not {_show(got)}")
+        if isinstance(got, bool) or not isinstance(got, types):
+            raise InvalidInput(f"{name} must be {_LIMITS[name].words}, not {_show(got)}")
         number: Any = got
-        if not limits.low <= number <= limits.high:
-            raise InvalidInput(f"{name}={_show(got)} must be from {limits.low:g} to {limits.high:g}")
+        if not low <= number <= high:
+            raise InvalidInput(f"{name}={_show(got)} must be from {low:g} to {high:g}")
     _check_text(record)
     if isinstance(record, Measurement):
-        _check_words("status", record.status, tuple(STATUSES))
+        _check_words("status", record.status, _STATUSES)
         _check_words("stage", record.stage, STAGES)
         if record.status == "ok" and (record.median_us is None or not record.source_digest):
             raise InvalidInput("a measurement with status ok needs median_us and source_digest")
@@ -110,6 +114,8 @@ def settled(record: Measurement) -> Measurement:
     The offending values go to the message, since neither JSON nor SQLite can hold them (SQLite turns NaN into NULL,
     and NULL sorts first). Nothing else is changed, but an overlong message is cut.
     """
+    if _is_settled(record):
+        return record
     changes: dict[str, Any] = {}
     notes = []
     for name in ("median_us", "q20_us", "q80_us", "baseline_us", "max_error", "rms_error"):
@@ -132,9 +138,35 @@ def settled(record: Measurement) -> Measurement:
         changes["status"] = "failed"
         notes.append("no time")
     message = "; ".join(filter(None, [record.message, *notes]))
-    message = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in message)
+    if not message.isprintable():
+        message = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in message)
     changes["message"] = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 4] + " ..."
-    return dataclasses.replace(record, **changes)
+    return with_floats(dataclasses.replace(record, **changes))
+
+
+def _is_settled(record: Measurement) -> bool:
+    """Whether :func:`settled` would change nothing, as with nearly all rows."""
+    for got, (_, _, low, high, _) in zip(_get_floats(record), _FLOAT_LIMITS, strict=True):
+        if got is not None and (type(got) is not float or not low <= got <= high or _is_minus_zero(got)):
+            return False
+    message = record.message
+    if not isinstance(message, str) or len(message) > MESSAGE_LIMIT or not message.isprintable():
+        return False
+    return record.status != "ok" or record.median_us is not None
+
+
+def _is_minus_zero(got: Any) -> bool:
+    return got == 0 and math.copysign(1, got) < 0
+
+
+def with_floats(record: Measurement) -> Measurement:
+    """``record`` with numbers as columns of floats hold them: 80 is 80.0, -0.0 is 0.0. So a row has one spelling."""
+    changes: dict[str, Any] = {}
+    for name in _FLOATS:
+        got = getattr(record, name)
+        if (type(got) is int and abs(got) <= _ERROR.high) or (type(got) is float and _is_minus_zero(got)):
+            changes[name] = got + 0.0
+    return dataclasses.replace(record, **changes) if changes else record
 
 
 def _within(name: str, got: object) -> bool:
@@ -176,6 +208,14 @@ class _Limits:
         return "a whole number" if self.types == (int,) else "a number"
 
 
+def _numbers(cls: type, names: Collection[str] | None = None) -> tuple[Callable[[Any], tuple[Any, ...]], list[_Number]]:
+    """What reads all limited fields of a record at once, and their limits: one by one would cost most of a check."""
+    listed = [field.name for field in dataclasses.fields(cls) if field.name in (_LIMITS if names is None else names)]
+    limits = [(name, each.types, each.low, each.high, each.optional) for name in listed for each in [_LIMITS[name]]]
+    return operator.attrgetter(*listed), limits
+
+
+_Number = tuple[str, tuple[type, ...], float, float, bool]
 _TIME = _Limits((int, float), 1e-3, 1e12)
 _RATIO = _Limits((int, float), 1e-6, 1e6)
 _ERROR = _Limits((int, float), 0.0, 1.7e308)
@@ -202,12 +242,25 @@ _LIMITS: dict[str, _Limits] = {
     "temperature_c": _Limits((int, float), -100.0, 1000.0),
     "seed": _Limits((int,), 0, 2**63 - 1),
 }
+_NUMBERS = {cls: _numbers(cls) for cls in (Measurement, Prediction)}
+_FLOATS = tuple(name for name, types, *_ in _NUMBERS[Measurement][1] if float in types)
+_get_floats, _FLOAT_LIMITS = _numbers(Measurement, _FLOATS)
+_STATUSES = tuple(STATUSES)
+
+_OWN_TEXTS = ("id", "created", "source_digest")
+"""Few rows share them."""
 
 
-_TEXTS = {
-    cls: tuple(field.name for field in dataclasses.fields(cls) if field.type == "str" and field.name != "message")
-    for cls in (Measurement, Prediction)
-}
+def _texts(cls: type) -> tuple[tuple[str, ...], Callable[[Any], Any], tuple[str, ...], Callable[[Any], Any]]:
+    """Names of text fields with what reads them: those of a row itself, and those that it shares with others."""
+    names = [field.name for field in dataclasses.fields(cls) if field.type == "str" and field.name != "message"]
+    checked = [name for name in names if name not in ("status", "stage")]
+    own = tuple(name for name in checked if name in _OWN_TEXTS)
+    shared = tuple(name for name in checked if name not in _OWN_TEXTS)
+    return own, operator.attrgetter(*own), shared, operator.attrgetter(*shared)
+
+
+_TEXTS = {cls: _texts(cls) for cls in (Measurement, Prediction)}
 _PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
     "id": (_ID, "a UUID in lower case"),
     "created": (_CREATED, "a UTC time such as 2026-11-29T17:40:12.123Z"),
@@ -220,20 +273,37 @@ _NOT_EMPTY = ("session", "gpu_name")
 
 
 def _check_text(record: Measurement | Prediction) -> None:
-    for name in _TEXTS[type(record)]:
-        got = getattr(record, name)
-        if not isinstance(got, str):
-            raise InvalidInput(f"{name} must be text, not {_show(got)}")
-        if len(got) > _TEXT_LIMIT or not got.isprintable() or (not got and name in _NOT_EMPTY):
-            raise InvalidInput(f"{name}={_show(got)} must be 1 to {_TEXT_LIMIT} printable characters")
-        pattern = _PATTERNS.get(name)
-        if pattern and not pattern[0].fullmatch(got):
-            raise InvalidInput(f"{name}={_show(got)} must be {pattern[1]}")
-    if record.source_digest and not _DIGEST.fullmatch(record.source_digest):
-        raise InvalidInput(f"source_digest={_show(record.source_digest)} must be 64 hexadecimal digits")
+    own, get_own, shared, get_shared = _TEXTS[type(record)]
+    _check_texts(own, get_own(record))
+    try:
+        _check_shared_texts(shared, get_shared(record))
+    except TypeError:  # something that is no text and can't be remembered
+        _check_texts(shared, get_shared(record))
+        raise
     message = getattr(record, "message", "")
     if not isinstance(message, str) or len(message) > MESSAGE_LIMIT:
         raise InvalidInput(f"message must be text of at most {MESSAGE_LIMIT} characters, not {_show(message)}")
+
+
+def _check_texts(names: tuple[str, ...], texts: tuple[object, ...]) -> None:
+    for name, got in zip(names, texts, strict=True):
+        _check_one_text(name, got)
+
+
+_check_shared_texts = functools.lru_cache(maxsize=4096)(_check_texts)
+"""Rows of a session share GPU, versions and more, which are checked once. Refusals are not kept."""
+
+
+def _check_one_text(name: str, got: object) -> None:
+    if not isinstance(got, str):
+        raise InvalidInput(f"{name} must be text, not {_show(got)}")
+    if len(got) > _TEXT_LIMIT or not got.isprintable() or (not got and name in _NOT_EMPTY):
+        raise InvalidInput(f"{name}={_show(got)} must be 1 to {_TEXT_LIMIT} printable characters")
+    pattern = _PATTERNS.get(name)
+    if pattern and not pattern[0].fullmatch(got):
+        raise InvalidInput(f"{name}={_show(got)} must be {pattern[1]}")
+    if name == "source_digest" and got and not _DIGEST.fullmatch(got):
+        raise InvalidInput(f"source_digest={_show(got)} must be 64 hexadecimal digits")
 
 
 def _check_words(name: str, got: str, allowed: tuple[str, ...]) -> None:

@@ -73,7 +73,7 @@ def find(problem: Problem, gpu: Gpu, *, store_path: str | Path | None = None) ->
         from .store import Store
 
         try:
-            with Store.open(path, readonly=True, timeout=LOCK_TIMEOUT).snapshot() as own:
+            with Store.look_into(path, timeout=LOCK_TIMEOUT) as own:
                 return _Search(problem, gpu, fallback, [own, shipped]).choice()
         except StoreError as error:
             _warn_once(error)

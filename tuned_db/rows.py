@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, delete, func, insert, null, select, tuple_
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, null, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flashtune.codegen import value
@@ -65,7 +67,15 @@ _SHARED = (
     VariantRow.source_digest.label("source_digest"),
 )
 
+_NAMES: dict[type, tuple[str, ...]] = {Measurement: (*_MEASURED, *_SECOND, *_ENVIRONMENT), Prediction: _PREDICTED}
+"""What the statements below give in front of :data:`_SHARED`."""
+CHUNK = 1000
+"""Rows that are read, compared, sent or inserted at once."""
+IDS_AT_ONCE = 500
+"""Values of one IN (...): SQLite takes 999 parameters at least."""
+
 T = TypeVar("T", Measurement, Prediction)
+AnyRow = Row[*tuple[Any, ...]]
 
 
 REASONS = 100
@@ -126,24 +136,37 @@ def select_predictions(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]
     )
 
 
-def select_deaths(spec_key: str) -> Select[*tuple[Any, ...]]:
-    """Variants with a status that may bar them for a spec, on any device, and how many rows have it."""
+@functools.cache
+def select_deaths() -> Select[*tuple[Any, ...]]:
+    """Variants with a status that may bar them for the spec with the key ``:spec``, on any device, and how many rows
+    have it."""
     return (
         select(VariantRow.family, VariantRow.config, VariantRow.source_digest, MeasurementRow.status, func.count())
         .join(MeasurementRow, MeasurementRow.variant_id == VariantRow.id)
         .join(ProblemRow, ProblemRow.id == MeasurementRow.problem_id)
-        .where(ProblemRow.spec_key == spec_key, MeasurementRow.status.in_((*REJECTING, *KILLS)))
+        .where(ProblemRow.spec_key == bindparam("spec"), MeasurementRow.status.in_((*REJECTING, *KILLS)))
         .group_by(VariantRow.id, MeasurementRow.status)
     )
 
 
-def read_measurements(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[Measurement]:
+def in_parts(
+    connection: Connection, query: Select[*tuple[Any, ...]], ids: Sequence[str] | None = None
+) -> Iterator[Sequence[AnyRow]]:
+    """Rows of a statement on measurements, unchecked, some at a time and in no order: all, or those with ``ids``."""
+    if ids is None:
+        yield from connection.execute(query, execution_options={"yield_per": CHUNK}).partitions()
+        return
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        yield connection.execute(query.where(MeasurementRow.id.in_(ids[start : start + IDS_AT_ONCE]))).all()
+
+
+def read_measurements(rows: Iterable[AnyRow]) -> list[Measurement]:
     """Rows as records. One that this version can't read (a family or value it doesn't know, or tampering) is left
     out; it stays in the database."""
     return [each for each in (_read(row, Measurement) for row in rows) if each is not None]
 
 
-def read_predictions(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[Prediction]:
+def read_predictions(rows: Iterable[AnyRow]) -> list[Prediction]:
     """The same for predictions."""
     return [each for each in (_read(row, Prediction) for row in rows) if each is not None]
 
@@ -159,7 +182,7 @@ def read_problems(texts: Iterable[object]) -> list[Problem]:
     return found
 
 
-def read_deaths(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[tuple[Variant, str, int]]:
+def read_deaths(rows: Iterable[AnyRow]) -> list[tuple[Variant, str, int]]:
     """The same for what :func:`select_deaths` gives."""
     found = []
     for family, config, digest, status, count in rows:
@@ -171,16 +194,26 @@ def read_deaths(rows: Iterable[Row[*tuple[Any, ...]]]) -> list[tuple[Variant, st
     return found
 
 
-def _read(row: Row[*tuple[Any, ...]], kind: type[T]) -> T | None:
-    data = dict(row._mapping)
+def read_measurement(row: AnyRow) -> Measurement:
+    """A row of :func:`select_measurements` as a record; :class:`InvalidInput` says why this version can't read it."""
+    return _checked(row, Measurement)
+
+
+def _checked(row: AnyRow, kind: type[T]) -> T:
+    *own, problem, gpu_key, gpu_name, family, config, digest = row
+    data = dict(zip(_NAMES[kind], own, strict=True))
+    shared: dict[str, Any] = {"problem": problem_from_text(problem), "config": config_from_text(family, config)}
+    return check(kind(gpu_key=gpu_key, gpu_name=gpu_name, source_digest=digest, **shared, **data))
+
+
+def _read(row: AnyRow, kind: type[T]) -> T | None:
     try:
-        problem = problem_from_text(data.pop("problem_json"))
-        config = config_from_text(data.pop("family"), data.pop("config_json"))
-        return check(kind(problem=problem, config=config, **data))
+        return _checked(row, kind)
     except InvalidInput as error:
         if (count := _counting.get()) is not None:
-            count.add(value.shown(data["id"]).strip("'") if "id" in data else "prediction", error)
-        _log.debug("row %s of the tuning database is passed over: %s", data.get("id", ""), error)
+            name = row._mapping.get("id")
+            count.add("prediction" if name is None else value.shown(name).strip("'"), error)
+        _log.debug("row %s of the tuning database is passed over: %s", row._mapping.get("id", ""), error)
         return None
 
 
@@ -212,15 +245,15 @@ class Writer:
 
     def measurements(self, records: Iterable[Measurement]) -> None:
         """Records whose ids are new."""
-        records = list(records)
-        rows = []
-        for start in range(0, len(records), _TOGETHER):
-            part = [(each, _shared(each) | _environment(each)) for each in records[start : start + _TOGETHER]]
-            self._know(each for _, shared in part for each in shared.values())
-            for each, shared in part:
-                own = {name: getattr(each, name) for name in (*_MEASURED, *_SECOND)}
-                rows.append(own | {name: self._id(wanted) for name, wanted in shared.items()})
-        if rows:
+        left = iter(records)
+        while chunk := list(itertools.islice(left, CHUNK)):
+            rows = []
+            for start in range(0, len(chunk), _TOGETHER):
+                part = [(each, _shared(each) | _environment(each)) for each in chunk[start : start + _TOGETHER]]
+                self._know(each for _, shared in part for each in shared.values())
+                for each, shared in part:
+                    own = {name: getattr(each, name) for name in (*_MEASURED, *_SECOND)}
+                    rows.append(own | {name: self._id(wanted) for name, wanted in shared.items()})
             self._connection.execute(insert(MeasurementRow), rows)
 
     def prediction(self, record: Prediction) -> None:

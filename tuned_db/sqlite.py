@@ -23,6 +23,7 @@ def connect(path: Path, mode: Mode, timeout: float) -> sqlite3.Connection:
     """An autocommit connection to an existing file; ``timeout`` in seconds is how long it waits for a lock."""
     uri = f"{path.as_uri()}?mode={_URI[mode]}"
     connection = sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False)
+    connection.text_factory = _text
     try:
         connection.execute("PRAGMA foreign_keys = ON")
         if mode != "write":
@@ -31,6 +32,14 @@ def connect(path: Path, mode: Mode, timeout: float) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _text(stored: bytes) -> str | bytes:
+    """What is not UTF-8 stays bytes, which no check takes: one such row must not make all others unreadable."""
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored
 
 
 @functools.lru_cache(maxsize=64)

@@ -29,7 +29,9 @@ from .opening import File, fit_journal, open_file
 from .place import Place
 from .records import Measurement, Prediction, Variant
 from .rows import (
+    AnyRow,
     Writer,
+    in_parts,
     read_deaths,
     read_measurements,
     read_predictions,
@@ -49,13 +51,16 @@ class Store:
 
     label = "user"
 
-    def __init__(self, place: Place) -> None:
-        """The database at ``place``, whose schema and id are looked at; raises what `Place` raises."""
+    def __init__(self, place: Place, snapshot: Connection | None = None) -> None:
+        """The database at ``place``, whose schema and id are looked at; raises what `Place` raises.
+
+        All reads go through ``snapshot``, a connection of that place, where it is given.
+        """
         self.place = place
-        self._snapshot: Connection | None = None
-        with place.reading() as connection:
+        self._snapshot = snapshot
+        with self._read() as connection:
             self._schema = place.schema(connection)
-            if connection.execute(select(OriginRow.uuid)).scalar_one_or_none() is None:
+            if connection.execute(_ORIGIN).scalar_one_or_none() is None:
                 raise place.damaged()
         if self._schema < place.oldest:
             raise place.outdated(self._schema)
@@ -70,17 +75,20 @@ class Store:
         older schemas too, and works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`,
         `DatabaseTooNew`, `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
         """
-        if "://" in str(path):  # not shown: it may hold a password
-            raise InvalidInput(
-                "a tuning database is a path of a file system, not an address. "
-                "What a team shares on a server is fetched by flashtune db pull"
-            )
-        path = Path(os.path.abspath(path))
+        path = _path_of_file(path)
         place, header = open_file(path, create=create, readonly=readonly, timeout=timeout)
         store = cls(place)
         if not readonly:
             fit_journal(path, header, timeout)
         return store
+
+    @classmethod
+    @contextmanager
+    def look_into(cls, path: str | Path, *, timeout: float = LOCK_TIMEOUT) -> Iterator[Self]:
+        """:meth:`open` with ``readonly`` and its :meth:`snapshot` in one, on one connection: for a quick look-up."""
+        place, _ = open_file(_path_of_file(path), create=False, readonly=True, timeout=timeout)
+        with place.reading() as connection:
+            yield cls(place, connection)
 
     @classmethod
     def on_server(cls, url: str, *, readonly: bool = False, timeout: float = LOCK_TIMEOUT) -> Self:
@@ -116,7 +124,7 @@ class Store:
     def origin(self) -> str:
         """UUID of this database."""
         with self._read() as connection:
-            return str(connection.execute(select(OriginRow.uuid)).scalar_one())
+            return str(connection.execute(_ORIGIN).scalar_one())
 
     # Writing
 
@@ -208,13 +216,22 @@ class Store:
             return self._by_id(connection, ids)
 
     def _by_id(self, connection: Connection, ids: Sequence[str]) -> dict[str, Measurement | None]:
-        known: dict[str, Measurement | None] = {}
-        for start in range(0, len(ids), 500):
-            wanted = MeasurementRow.id.in_(ids[start : start + 500])
-            rows = connection.execute(select_measurements(self._schema).where(wanted)).all()
-            known |= dict.fromkeys(str(row._mapping["id"]) for row in rows)
-            known |= {each.id: each for each in read_measurements(rows)}
-        return known
+        rows = self._rows_with_ids(connection, ids)
+        return dict.fromkeys(rows) | {each.id: each for each in read_measurements(rows.values())}
+
+    def rows(self) -> Iterator[Sequence[AnyRow]]:
+        """All measurements as they are stored, unchecked, a part at a time; for `rows.read_measurement`."""
+        with self._read() as connection:
+            yield from in_parts(connection, select_measurements(self._schema))
+
+    def rows_with_ids(self, ids: Iterable[object]) -> dict[str, AnyRow]:
+        """Those of :meth:`rows` that have one of these ids."""
+        with self._read() as connection:
+            return self._rows_with_ids(connection, [each for each in ids if isinstance(each, str)])
+
+    def _rows_with_ids(self, connection: Connection, ids: Sequence[str]) -> dict[str, AnyRow]:
+        parts = in_parts(connection, select_measurements(self._schema), ids)
+        return {str(row._mapping["id"]): row for rows in parts for row in rows}
 
     def count(self) -> int:
         """How many measurements there are, with those that this version can't read."""
@@ -294,7 +311,7 @@ class Store:
 
     def _deaths(self, spec: Spec) -> list[tuple[Variant, str, int]]:
         with self._read() as connection:
-            return read_deaths(connection.execute(select_deaths(spec.key)))
+            return read_deaths(connection.execute(select_deaths(), {"spec": spec.key}))
 
     # Connections
 
@@ -310,3 +327,15 @@ class Store:
     def _write(self) -> Iterator[Connection]:
         with self.place.writing() as connection:
             yield connection
+
+
+_ORIGIN = select(OriginRow.uuid)
+
+
+def _path_of_file(path: str | Path) -> Path:
+    if "://" in str(path):  # not shown: it may hold a password
+        raise InvalidInput(
+            "a tuning database is a path of a file system, not an address. "
+            "What a team shares on a server is fetched by flashtune db pull"
+        )
+    return Path(os.path.abspath(path))

@@ -16,10 +16,9 @@ from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput
 
 from .exchange import parse_line
-from .fingerprints import CHUNK
 from .gate import check, measurement_from_json, settled
 from .records import Measurement, canonical, to_json
-from .rows import Unreadable
+from .rows import CHUNK, Unreadable
 from .store import Store
 from .union import Added
 

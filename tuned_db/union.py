@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, StoreError
 
 from .exchange import read_export, read_header, write_export
 from .files import MAGIC
 from .opening import File
 from .records import Measurement
-from .rows import count_unreadable
+from .rows import read_measurement
 from .store import Store
 
 
@@ -58,10 +59,31 @@ def add_database(store: Store, path: Path) -> Added:
         raise InvalidInput(f"{path} is an export, not a database: flashtune db import {path}")
     if isinstance(store.place, File) and path.resolve() == store.path.resolve():
         raise InvalidInput(f"{path} is the database that it would be merged into")
-    with Store.open(path, create=False, readonly=True) as other, count_unreadable() as unreadable:
-        rows = other.measurements()
-    refused = (f"{path}: {unreadable}",) if unreadable.rows else ()
-    return _added(store, rows, refused)
+    with Store.open(path, create=False, readonly=True) as other:
+        new, known, refused = _compared(store, other)
+    added = store.add(new)
+    return Added(added, known + len(new) - added, tuple(refused))
+
+
+def _compared(store: Store, other: Store) -> tuple[list[Measurement], int, list[str]]:
+    """Of ``other``: the checked rows that ``store`` lacks, how many it has, and those that can't be read.
+
+    Piece by piece, so that only what is new is held in memory. ``store`` may still be written meanwhile: `Store.add`
+    compares again. A row that is stored here in the same spelling is the same, whatever this version makes of it.
+    """
+    new, known, refused = [], 0, []
+    for rows in other.rows():
+        own = store.rows_with_ids(row._mapping["id"] for row in rows)
+        for row in rows:
+            there = own.get(row._mapping["id"])
+            if there is not None and tuple(there) == tuple(row):
+                known += 1
+                continue
+            try:
+                new.append(read_measurement(row))
+            except InvalidInput as error:
+                refused.append(f"{other.path}, table measurement, id {shown(row._mapping['id'])}: {error}")
+    return new, known, refused
 
 
 def export_database(

@@ -18,7 +18,8 @@ from postgres_server import Cluster
 
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import fingerprints, lookup, postgres, transfer
+from flashtune.tuned_db import lookup, postgres, transfer
+from flashtune.tuned_db import rows as stored
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
@@ -198,7 +199,7 @@ def test_only_what_is_missing_is_read_and_a_part_at_a_time(
     tmp_path: Path, team: Store, rows: list[Measurement], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK", 2)
-    monkeypatch.setattr(fingerprints, "CHUNK", 3)
+    monkeypatch.setattr(stored, "CHUNK", 3)
     read: list[list[str]] = []
     sent: list[int] = []
     by_id, add_parts = Store.by_id, Store.add_parts

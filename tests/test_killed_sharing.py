@@ -1,0 +1,130 @@
+"""A merge, an import or an upgrade that is killed with -9 at a random moment did all of its work or none of it.
+
+For `tune` see tests/tuner/test_kills.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine
+
+import flashtune
+from flashtune.tuned_db.exchange import read_export
+from flashtune.tuned_db.files import SCHEMA_VERSION
+from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.union import export_database
+from flashtune.tuned_db.upgrade import migrate
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+
+SHIPPED = Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl"
+STORED = 100
+"""Rows that are in the database from the start."""
+
+
+class Steps:
+    """Databases before a step, and what runs steps on copies of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        rows = read_export(SHIPPED).measurements
+        self.total = len(rows)
+        with Store.open(folder / "start.db") as store:
+            store.add(rows[:STORED])
+        with Store.open(folder / "other.db") as store:
+            store.add(rows)
+            export_database(store, folder / "other.jsonl")
+        shutil.copy(folder / "other.db", folder / "old.db")
+        made = create_engine(f"sqlite:///{folder / 'old.db'}")
+        with made.begin() as connection:
+            migrate(connection, "0001", down=True)
+            connection.exec_driver_sql("PRAGMA user_version = 1")
+        made.dispose()  # an open connection would keep that in its log, which copies lack
+        assert not (folder / "old.db-wal").exists()
+        source = {"PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("killed_steps.py")), str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | source,
+        )  # fmt: skip
+
+    def reset(self, step: str) -> None:
+        for left in self.folder.glob("own.db*"):
+            left.unlink()
+        shutil.copy(self.folder / ("old.db" if step == "upgrade" else "start.db"), self.folder / "own.db")
+
+    def _line(self, line: str) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(line, file=self.process.stdin, flush=True)
+        return int(self.process.stdout.readline())
+
+    def run(self, step: str, kill_after: float | None = None) -> tuple[int, float]:
+        """Exit status of the step, and its seconds."""
+        start = time.monotonic()
+        pid = self._line(step)
+        if kill_after is not None:
+            time.sleep(kill_after)
+            os.kill(pid, signal.SIGKILL)
+        return self._line(""), time.monotonic() - start
+
+    def done(self, step: str) -> bool:
+        """Whether the step did its work; fails where it did a part of it, or harm."""
+        with Store.open(self.folder / "own.db", readonly=True) as store:
+            count = len(store.measurements())
+        with closing(sqlite3.connect(self.folder / "own.db")) as plain:
+            assert plain.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert plain.execute("PRAGMA foreign_key_check").fetchall() == []
+            schema = plain.execute("PRAGMA user_version").fetchone()[0]
+            columns = len(plain.execute("PRAGMA table_info(measurement)").fetchall())
+        if step == "upgrade":
+            assert count == self.total
+            assert (schema, columns) in ((1, 22), (SCHEMA_VERSION, 30))
+            return schema == SCHEMA_VERSION
+        assert count in (STORED, self.total)
+        return count == self.total
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> Iterator[Steps]:
+    made = Steps(tmp_path)
+    yield made
+    with made.process:
+        made.process.kill()
+
+
+@pytest.mark.parametrize("kills", [30, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", ["merge", "import", "upgrade"])
+def test_a_step_that_is_killed_did_all_or_nothing(steps: Steps, step: str, kills: int) -> None:
+    for _ in range(2):  # the first waits for imports
+        steps.reset(step)
+        status, seconds = steps.run(step)
+        assert status == 0
+        assert steps.done(step)
+    steps.reset(step)
+    draw = random.Random(kills)
+    killed = halfway = 0
+    while killed < kills:
+        status, _ = steps.run(step, draw.uniform(0, seconds))
+        assert status in (0, -signal.SIGKILL)
+        killed += status != 0
+        if steps.done(step):
+            steps.reset(step)
+        else:
+            halfway += 1
+            assert status != 0, "what ended by itself has done its work"
+    assert halfway > kills / 4, "the others were killed after their work was done"
+    status, _ = steps.run(step)
+    assert status == 0
+    assert steps.done(step), "a run after so many kills completes"

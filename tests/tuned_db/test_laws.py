@@ -1,0 +1,108 @@
+"""Merging is a union of sets, and text is as good as a database: for any measurements that may be stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from generated import measurements, sets_of_rows
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flashtune.errors import InvalidInput
+from flashtune.tuned_db.exchange import read_export, write_export
+from flashtune.tuned_db.gate import check, settled
+from flashtune.tuned_db.records import Measurement
+from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.union import Added, add_database, add_file
+
+Rows = Sequence[Measurement]
+lawful = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+three_sets = sets_of_rows(9).flatmap(
+    lambda rows: st.tuples(*[st.lists(st.sampled_from(rows), unique_by=id) if rows else st.just([])] * 3)
+)
+"""Sets that overlap, as those of machines that have merged before."""
+
+
+@pytest.fixture
+def fresh(tmp_path_factory: pytest.TempPathFactory, empty_database: bytes) -> Callable[..., Path]:
+    """Makes databases: of rows, then of others that are merged into it, in that order."""
+
+    def fresh(rows: Rows = (), *others: Path) -> Path:
+        path = tmp_path_factory.mktemp("law") / "tuned.db"
+        path.write_bytes(empty_database)
+        with Store.open(path) as store:
+            store.add(rows)
+            for each in others:
+                add_database(store, each)
+        return path
+
+    return fresh
+
+
+def content(path: Path) -> bytes:
+    """The canonical export: databases with the same rows have the same."""
+    with Store.open(path, readonly=True) as store:
+        write_export(store.measurements(), path.with_suffix(".jsonl"), origin="anywhere")
+    return path.with_suffix(".jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("examples", [8, pytest.param(80, marks=pytest.mark.slow)])
+def test_merging_commutes_associates_and_repeats(fresh: Callable[..., Path], examples: int) -> None:
+    @settings(lawful, max_examples=examples)
+    @given(sets=three_sets)
+    def law(sets: tuple[Rows, Rows, Rows]) -> None:
+        holds_for(fresh, sets)
+
+    law()
+
+
+def holds_for(fresh: Callable[..., Path], sets: tuple[Rows, Rows, Rows]) -> None:
+    a, b, c = map(fresh, sets)
+    together = content(fresh((), a, b, c))
+    assert content(fresh((), c, b, a)) == together
+    assert content(fresh((), fresh((), a, b), c)) == content(fresh((), a, fresh((), b, c))) == together
+    assert content(fresh(sets[0], b, c, b, a)) == together
+    with Store.open(a) as store:
+        before = content(a)
+        assert add_database(store, fresh((), a)) == Added(new=0, known=len(sets[0]))
+    assert content(a) == before
+
+
+@lawful
+@given(rows=sets_of_rows())
+def test_export_and_import_are_the_identity(fresh: Callable[..., Path], rows: Rows) -> None:
+    path = fresh(rows)
+    first = content(path)
+    export = read_export(path.with_suffix(".jsonl"))
+    with Store.open(path, readonly=True) as store:
+        assert {each.id: each for each in export.measurements} == {each.id: each for each in store.measurements()}
+    assert {each.id: each for each in export.measurements} == {each.id: settled(each) for each in rows}
+    other = fresh()
+    with Store.open(other) as store:
+        assert add_file(store, path.with_suffix(".jsonl")) == Added(new=len(rows), known=0)
+        assert add_file(store, path.with_suffix(".jsonl")) == Added(new=0, known=len(rows))
+    assert content(other) == first
+
+
+@lawful
+@given(row=measurements())
+def test_what_is_settled_stays_so(row: Measurement) -> None:
+    once = check(settled(row))
+    assert repr(check(settled(once))) == repr(once)
+    assert repr(settled(settled(row))) == repr(once)
+
+
+@lawful
+@given(row=measurements())
+def test_one_device_model_has_one_name(fresh: Callable[..., Path], row: Measurement) -> None:
+    """Else the second would be lost, and merging back would find other values under one id."""
+    other = dataclasses.replace(row, id="0" * 8 + row.id[8:-1] + "0", gpu_name=row.gpu_name + "2")
+    one, two = fresh([row]), fresh([other])
+    for first, second in ((one, two), (two, one)):
+        before = content(first)
+        with Store.open(first) as store, pytest.raises(InvalidInput, match="as in other rows of the model"):
+            add_database(store, second)
+        assert content(first) == before
