@@ -91,10 +91,10 @@ def export(file: Path, gpu: str | None, database: Path | None) -> None:
     from .codegen.gpu import gpu_by_alias
     from .tuned_db.union import export_database
 
-    key = gpu_by_alias(gpu).key if gpu is not None else None
+    target = gpu_by_alias(gpu) if gpu is not None else None
     with _existing(database) as store:
-        count = export_database(store, file, gpu_key=key)
-    click.echo(f"{count} measurements written to {file}")
+        count = export_database(store, file, gpu_key=target.key if target else None)
+    click.echo(f"{count} measurements written to {file}{f', all of {target}' if target else ''}")
 
 
 @db.command(name="import")
