@@ -144,7 +144,7 @@ LONG = Problem(dtype="bfloat16", head_dim=128, batch=4, seqlen_q=4096, seqlen_k=
 def test_without_the_database_the_default_serves_with_one_warning(
     path: Path, breaks: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D73 and D75, the look-up of `attention()`; what that computes then is in attention/test_calls.py."""
+    """D73 and D75, the look-up of `attention()`; what that computes then is in attention/test_database.py."""
     monkeypatch.setattr(lookup, "_warned", threading.Lock())
     monkeypatch.setattr(lookup, "bundled", lambda capability: Shipped([], capability))
     assert explain(LONG, "h200").level == "exact"
