@@ -21,7 +21,7 @@ from flashtune.tuned_db.sources import Shipped
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "tuned_db" / "bundled" / "h200.jsonl"
-PROBLEM = "--seqlen 256 --heads 4 --head-dim 64 --dtype float16".split()
+PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
 TOO_NEW = SCHEMA_VERSION + 5
 
 
