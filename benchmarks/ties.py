@@ -9,7 +9,6 @@ needs no GPU. Once by the policy of `tuned_db/winners.py`, once with ties by pla
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import statistics
 import sys
@@ -20,11 +19,12 @@ from unittest.mock import patch
 from environment import environment
 from model_check import RESULTS
 
-from flashtune.tuned_db.gate import measurement_from_json
+from flashtune.tuned_db.exchange import read_export
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.winners import ALIKE, Ranked, fastest, rank
 
-FINALS = RESULTS / "tune_h200_finals.jsonl.gz"
+TUNED = RESULTS / "tune_h200.jsonl.gz"
+"""All rows of that run."""
 
 
 def overlaps(self: Ranked, leader: Ranked) -> bool:
@@ -39,10 +39,8 @@ def overlaps(self: Ranked, leader: Ranked) -> bool:
 def read_finals() -> dict[str, list[Measurement]]:
     """Rows by problem."""
     found = defaultdict(list)
-    with gzip.open(FINALS, "rt", encoding="utf-8") as file:
-        next(file)  # the header
-        for line in file:
-            row = measurement_from_json(json.loads(line))
+    for row in read_export(TUNED).measurements:
+        if row.stage == "final":
             found[row.problem.key].append(row)
     return found
 

@@ -7,6 +7,7 @@ enumeration, Optuna, validation of database rows, the command line and ``explain
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -73,8 +74,8 @@ class Config:
                 allowed = ", ".join(str(choice) for choice in each.choices)
                 raise InvalidInput(f"{self.family}: {each.name}={value.shown(got)} is not allowed. Allowed: {allowed}")
 
-    @property
-    def key(self) -> str:
+    @functools.cached_property
+    def key(self) -> str:  # a look-up asks for it some hundred times
         return value.key(self)
 
     def to_json(self) -> dict[str, value.Scalar]:

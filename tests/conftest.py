@@ -1,8 +1,14 @@
-"""Options and fixtures for all tests, and the one line that says why emulate tests are left out."""
+"""Options and fixtures for all tests, and the one line each that says why tests are left out that can't run here."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.append(str(Path(__file__).parent / "tuned_db"))
+from postgres_server import missing as no_server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,8 +37,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if emulated and no_compiler():
         items[:] = [item for item in items if item not in emulated]
         config.hook.pytest_deselected(items=emulated)
+    served = [item for item in items if _needs_server(item)]
+    if served and no_server():
+        items[:] = [item for item in items if item not in served]
+        config.hook.pytest_deselected(items=served)
+
+
+def _needs_server(item: pytest.Item) -> bool:
+    """Whether a test runs on PostgreSQL; see tests/tuned_db/postgres_server.py."""
+    call = getattr(item, "callspec", None)
+    return "cluster" in getattr(item, "fixturenames", ()) or (call is not None and call.params.get("store") == "server")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if reason := no_compiler():
         terminalreporter.write_line(f"Tests marked emulate are left out: {reason}")
+    if reason := no_server():
+        terminalreporter.write_line(f"Tests on PostgreSQL are left out: {reason}")

@@ -47,7 +47,7 @@ def test_what_was_imported_is_listed(tmp_path: Path) -> None:
     assert "sm90_fwd" in listed.output
 
 
-@pytest.mark.parametrize("command", ["info", "export", "import", "merge"])
+@pytest.mark.parametrize("command", ["info", "export", "import", "merge", "verify"])
 def test_every_command_teaches_by_example(command: str) -> None:
     assert f"flashtune db {command}" in call(command, "--help").output
 

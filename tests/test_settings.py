@@ -117,15 +117,43 @@ def test_an_address_is_refused_without_showing_its_password(monkeypatch: pytest.
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "shown"),
+    [
+        ("FLASHTUNE_TEAM_DB", "postgresql://me:secret@host/db", "postgresql://..."),
+        ("FLASHTUNE_DB", "postgresql://me:secret@host/db", "postgresql://..."),
+        ("FLASHTUNE_TEAM_DB", "me:secret@host/db", "not an address"),
+        ("FLASHTUNE_TEAM_DB", "me:secret@://host/db", "not an address"),
+        ("FLASHTUNE_TEAM_DB", "", ""),
+        ("FLASHTUNE_DB", "team.db", "team.db"),
+    ],
+)
+def test_what_may_hold_a_password_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, name: str, given: str, shown: str
+) -> None:
+    monkeypatch.setenv(name, given)
+    assert settings.presentable(name) == shown
+
+
+def test_a_team_database_is_named_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHTUNE_TEAM_DB", " postgresql://me@host/tuned ")
+    assert settings.team_database() == "postgresql://me@host/tuned"
+    for empty in ("", " "):
+        monkeypatch.setenv("FLASHTUNE_TEAM_DB", empty)
+        with pytest.raises(InvalidInput, match="set FLASHTUNE_TEAM_DB"):
+            settings.team_database()
+
+
 def test_the_table_names_every_variable_that_is_read() -> None:
     """A variable read anywhere but through the table would be one that nobody can find."""
     source = Path(settings.__file__).read_text(encoding="utf-8")
     for each in settings.SETTINGS:
         assert each.name.startswith("FLASHTUNE_")
-        assert f'_path_setting("{each.name}")' in source
+        read = "environ.get" if each.type == "address" else "_path_setting"
+        assert f'{read}("{each.name}"' in source
         assert each.meaning
         assert each.default
-    assert source.count('_path_setting("') == len(settings.SETTINGS)
+    assert source.count('_path_setting("') == sum(each.type != "address" for each in settings.SETTINGS)
 
 
 def test_import_creates_nothing_and_works_where_the_directory_is_gone(tmp_path: Path) -> None:

@@ -1,17 +1,23 @@
-"""Making, upgrading and preparing the file of a database, so that it can be opened."""
+"""The file of a database: made, upgraded and prepared, so that it can be opened, and `File`, the place that it is."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from sqlalchemy import Connection
+
+from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, StoreError
 
 from .copying import SIDE_FILES, copied, name_copy, same_pages
 from .files import (
     SCHEMA_VERSION,
+    WAY_OUT,
     Header,
     check_schema,
     check_writable,
@@ -21,10 +27,70 @@ from .files import (
     read_header,
     sqlite_failures,
 )
+from .place import Place
 from .records import new_id
-from .sqlite import Mode, connect
+from .sqlite import Mode, connect, engine
 
 _log = logging.getLogger("flashtune")
+
+
+class File(Place):
+    """An SQLite file that is there; see :func:`open_file`."""
+
+    def __init__(self, path: Path, reading: Mode, *, readonly: bool, timeout: float) -> None:
+        self.path = path
+        self.readonly = readonly
+        self._reading = reading
+        self._timeout = timeout
+
+    def __str__(self) -> str:
+        return f"tuning database {self.path}"
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with (
+            sqlite_failures(self.path, writing=False, timeout=self._timeout),
+            engine(self.path, self._reading, self._timeout).begin() as connection,
+        ):
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        if self.readonly:
+            raise DatabaseNotWritable(f"{self} was opened read-only")
+        with (
+            sqlite_failures(self.path, writing=True, timeout=self._timeout),
+            engine(self.path, "write", self._timeout).begin() as connection,
+        ):
+            yield connection
+
+    def schema(self, connection: Connection) -> int:
+        """Read through SQLite, which sees what a header alone does not: damage, a log not yet merged."""
+        schema = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+        check_schema(self.path, schema)
+        return schema
+
+    def damaged(self) -> DatabaseDamaged:
+        return DatabaseDamaged(f"{self} is damaged: its id is gone. {WAY_OUT}")
+
+    def outdated(self, schema: int) -> StoreError:
+        return StoreError(
+            f"{self} has schema version {schema}, older than {SCHEMA_VERSION}. "
+            "It is upgraded when it is next opened for writing, e.g. by flashtune tune"
+        )
+
+
+def open_file(path: Path, *, create: bool, readonly: bool, timeout: float) -> tuple[File, Header]:
+    """The place at ``path``, made or upgraded where that is asked for, and the header that it had; see `Store.open`."""
+    if not readonly and create and not os.path.lexists(path):
+        make_database(path, timeout)
+    header = read_header(path)
+    if readonly:
+        return File(path, reading_mode(path, header), readonly=True, timeout=timeout), header
+    check_writable(path)
+    if header.schema < SCHEMA_VERSION:
+        upgrade_database(path, timeout)
+    return File(path, "read", readonly=False, timeout=timeout), header
 
 
 def make_database(path: Path, timeout: float) -> None:

@@ -50,6 +50,13 @@ SLOWDOWNS = ("hw_slowdown", "hw_thermal", "sw_thermal", "power_brake", "slow_clo
 REJECTING = ("wrong", "illegal_access")
 """Statuses that bar a variant for its whole spec, whatever else was measured."""
 
+TRUST: dict[str, str] = {
+    "candidate": "one session says so, or none that is independent and can be compared",
+    "verified": "the newest session, on another day or card, agrees with at least half of the others",
+    "disputed": "the newest session does not reproduce what most of the others say",
+}
+"""How far a claim can be trusted; `trust.py` has the policy."""
+
 Level = Literal["explicit", "exact", "older_source", "neighbour", "borrowed", "predicted", "default"]
 Variant = tuple[str, str, str]
 """Family, config key, source digest: one piece of code."""
@@ -167,6 +174,33 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """How far the ratio that finals claim for a variant can be trusted, and on what grounds; see `trust.py`."""
+
+    level: str
+    """A word of :data:`TRUST`."""
+    sessions: int
+    units: tuple[str, ...]
+    """UUIDs of the cards, as far as they are known."""
+    first: str
+    last: str
+    """Days (UTC) of the oldest and the newest row."""
+    agreeing: int
+    others: int
+    """Witnesses that are independent of the newest and can be compared with it, and how many of them agree."""
+    worst: float
+    """The largest upper end of a witness's interval: what all of them say it does not exceed."""
+
+    def __str__(self) -> str:
+        said = "1 session" if self.sessions == 1 else f"{self.sessions} sessions"
+        said += f" on {len(self.units)} cards" if len(self.units) > 1 else ""
+        said += f" since {self.first}" if self.first != self.last else ""
+        if self.level == "candidate":
+            return f"candidate, {said} and none to compare it with"
+        return f"{self.level}, {said}: the newest agrees with {self.agreeing} of {self.others} independent of it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The config to run, and why. ``evidence`` is a sentence for people."""
 
@@ -177,6 +211,13 @@ class Choice:
     """Where the row came from: ``user`` or ``bundled``; empty for explicit and default."""
     measurement: Measurement | None = None
     prediction: Prediction | None = None
+    ratio: float | None = None
+    """Time of what was measured relative to the default config, median over its sessions; None where none compared."""
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    """Its 95 % interval; None where there is none."""
+    trust: Trust | None = None
+    """None where no final claims anything: nothing was compared, or what is chosen is the default."""
 
     @property
     def family(self) -> str:

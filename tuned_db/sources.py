@@ -52,6 +52,7 @@ class Shipped:
     def __init__(self, lines: Iterable[bytes], wanted: str) -> None:
         self._rows: dict[tuple[Problem, str], list[Any]] = defaultdict(list)
         self._checked: dict[tuple[Problem, str], list[Measurement]] = {}
+        self._listed: dict[tuple[Spec | None, str], list[Problem]] = {}
         for line in lines:
             try:
                 row = parse_line(line)
@@ -70,9 +71,12 @@ class Shipped:
         return []
 
     def problems(self, *, spec: Spec | None = None, gpu_key: str) -> list[Problem]:
-        mine = (problem for problem, key in self._rows if key == gpu_key and spec in (None, problem.spec))
-        found = [each for each in mine if any(row.status == "ok" for row in self._measured(each, gpu_key))]
-        return sorted(found, key=lambda each: each.key)
+        asked = spec, gpu_key
+        if asked not in self._listed:
+            mine = (problem for problem, key in self._rows if key == gpu_key and spec in (None, problem.spec))
+            found = [each for each in mine if any(row.status == "ok" for row in self._measured(each, gpu_key))]
+            self._listed[asked] = sorted(found, key=lambda each: each.key)
+        return self._listed[asked]
 
     def gpu_keys(self, *, capability: str) -> list[str]:
         return sorted({key for _, key in self._rows if key.partition("/")[0] == capability})

@@ -1,37 +1,32 @@
 """`Store`: a tuning database that is open. Adds measurements, never changes one; reads them back.
 
 Every call is a transaction of its own on a connection of its own, so a `Store` may be used from several threads, and
-a call that returned is on the disk (``synchronous=FULL``).
+a call that returned is on the disk (``synchronous=FULL``). Where the rows are, in a file or on a server, is the matter
+of its `Place`.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, Select, bindparam, delete, exists, select
+from sqlalchemy import Connection, delete, exists, select
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
-from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
+from flashtune.errors import InvalidInput, StoreError
 
 from .blocklist import barred, blocklisted
-from .files import (
-    SCHEMA_VERSION,
-    WAY_OUT,
-    check_schema,
-    check_writable,
-    read_header,
-    sqlite_failures,
-)
+from .filters import keys, matching
+from .fingerprints import Fingerprints, count, fingerprints
 from .gate import check, settled
-from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow, VariantRow
-from .opening import fit_journal, make_database, reading_mode, upgrade_database
+from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow
+from .opening import File, fit_journal, open_file
+from .place import Place
 from .records import Measurement, Prediction, Variant
 from .rows import (
     Writer,
@@ -43,7 +38,6 @@ from .rows import (
     select_measurements,
     select_predictions,
 )
-from .sqlite import Mode, engine
 from .winners import Ranked, best_first, with_source
 
 LOCK_TIMEOUT = 30.0
@@ -51,17 +45,20 @@ LOCK_TIMEOUT = 30.0
 
 
 class Store:
-    """An open tuning database; see :meth:`open`."""
+    """An open tuning database; see :meth:`open` for a file and :meth:`on_server` for a team's."""
 
     label = "user"
 
-    def __init__(self, path: Path, reading: Mode, *, readonly: bool, timeout: float) -> None:
-        self.path = path
-        self.readonly = readonly
-        self._reading = reading
-        self._timeout = timeout
+    def __init__(self, place: Place) -> None:
+        """The database at ``place``, whose schema and id are looked at; raises what `Place` raises."""
+        self.place = place
         self._snapshot: Connection | None = None
-        self._schema = SCHEMA_VERSION
+        with place.reading() as connection:
+            self._schema = place.schema(connection)
+            if connection.execute(select(OriginRow.uuid)).scalar_one_or_none() is None:
+                raise place.damaged()
+        if self._schema < place.oldest:
+            raise place.outdated(self._schema)
 
     @classmethod
     def open(
@@ -73,21 +70,41 @@ class Store:
         older schemas too, and works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`,
         `DatabaseTooNew`, `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
         """
+        if "://" in str(path):  # not shown: it may hold a password
+            raise InvalidInput(
+                "a tuning database is a path of a file system, not an address. "
+                "What a team shares on a server is fetched by flashtune db pull"
+            )
         path = Path(os.path.abspath(path))
-        if not readonly and create and not os.path.lexists(path):
-            make_database(path, timeout)
-        header = read_header(path)
-        if readonly:
-            store = cls(path, reading_mode(path, header), readonly=True, timeout=timeout)
-        else:
-            check_writable(path)
-            if header.schema < SCHEMA_VERSION:
-                upgrade_database(path, timeout)
-            store = cls(path, "read", readonly=False, timeout=timeout)
-        store._check_schema()
+        place, header = open_file(path, create=create, readonly=readonly, timeout=timeout)
+        store = cls(place)
         if not readonly:
             fit_journal(path, header, timeout)
         return store
+
+    @classmethod
+    def on_server(cls, url: str, *, readonly: bool = False, timeout: float = LOCK_TIMEOUT) -> Self:
+        """Opens a team's PostgreSQL database at an address such as ``postgresql://me@host/tuned``.
+
+        It is never made or upgraded here; `team.py` does that. Its schema must be ours: raises `StoreError` for an
+        older one, `DatabaseTooNew`, `DatabaseForeign` for one that flashtune did not make, `MissingDependency`, or
+        another `StoreError`, each with the address but for its password. ``timeout`` is how many seconds a writer waits
+        for another. Look-ups of ``attention()`` never come here.
+        """
+        from .postgres import Server, team_url
+
+        return cls(Server(team_url(url), readonly=readonly, timeout=timeout))
+
+    @property
+    def path(self) -> Path:
+        """Path of the file; `StoreError` for a database on a server, which has none."""
+        if isinstance(self.place, File):
+            return self.place.path
+        raise StoreError(f"{self.place} is not a file. What needs one works on a local copy: flashtune db pull")
+
+    @property
+    def readonly(self) -> bool:
+        return self.place.readonly
 
     def __enter__(self) -> Self:
         return self
@@ -114,24 +131,32 @@ class Store:
         same id, or a value out of range, raises `InvalidInput` before anything is written.
         """
         records = [check(settled(each)) for each in measurements]
-        self._insert(records)
+        self.add_parts([records])
         return records
 
     def add(self, measurements: Iterable[Measurement]) -> int:
         """As :meth:`record_all`; returns how many were new."""
-        return self._insert([check(settled(each)) for each in measurements])
+        return self.add_parts([[check(settled(each)) for each in measurements]])
 
-    def _insert(self, records: Sequence[Measurement]) -> int:
-        new: dict[str, Measurement] = {}
+    def add_parts(self, parts: Iterable[Sequence[Measurement]]) -> int:
+        """Stores all parts or none, one after the other, and returns how many were new; they are checked and settled.
+
+        Only one part is held at a time.
+        """
+        count = 0
         with self._write() as connection:
-            known = _known(connection, [each.id for each in records])
-            for each in records:
-                if known.get(each.id, each) != each or new.get(each.id, each) != each:
-                    raise InvalidInput(f"measurement {each.id} is already in {self.path} with other values")
-                if each.id not in known:
-                    new[each.id] = each
-            Writer(connection).measurements(new.values())
-        return len(new)
+            writer = Writer(connection)
+            for records in parts:
+                known = self._by_id(connection, [each.id for each in records])
+                new: dict[str, Measurement] = {}
+                for each in records:
+                    if known.get(each.id, each) != each or new.get(each.id, each) != each:
+                        raise InvalidInput(f"measurement {each.id} is already in {self.place} with other values")
+                    if each.id not in known:
+                        new[each.id] = each
+                writer.measurements(new.values())
+                count += len(new)
+        return count
 
     def record_prediction(self, prediction: Prediction) -> None:
         """Stores a prediction in place of the last one of the same variant, problem and device model."""
@@ -146,8 +171,8 @@ class Store:
             writer = Writer(connection)
             cleared = set()
             for each in records:
-                keys = writer.shared(each)
-                place = keys["problem_id"], keys["device_id"]
+                shared = writer.shared(each)
+                place = shared["problem_id"], shared["device_id"]
                 if place not in cleared:
                     cleared.add(place)
                     connection.execute(
@@ -171,11 +196,35 @@ class Store:
         stage: str | None = None,
     ) -> list[Measurement]:
         """Measurements that match all that is given, oldest first. Rows that this version can't read are left out."""
-        wanted = {**_keys(problem, spec), "gpu_key": gpu_key, "family": family}
+        wanted = {**keys(problem, spec), "gpu_key": gpu_key, "family": family}
         wanted |= {"session": session, "status": status, "stage": stage}
         with self._read() as connection:
-            found = read_measurements(_matching(connection, select_measurements, self._schema, wanted))
+            found = read_measurements(matching(connection, select_measurements, self._schema, wanted))
         return sorted(found, key=lambda each: (each.created, each.id))
+
+    def by_id(self, ids: Sequence[str]) -> dict[str, Measurement | None]:
+        """The measurements with these ids; None for one that this version can't read."""
+        with self._read() as connection:
+            return self._by_id(connection, ids)
+
+    def _by_id(self, connection: Connection, ids: Sequence[str]) -> dict[str, Measurement | None]:
+        known: dict[str, Measurement | None] = {}
+        for start in range(0, len(ids), 500):
+            wanted = MeasurementRow.id.in_(ids[start : start + 500])
+            rows = connection.execute(select_measurements(self._schema).where(wanted)).all()
+            known |= dict.fromkeys(str(row._mapping["id"]) for row in rows)
+            known |= {each.id: each for each in read_measurements(rows)}
+        return known
+
+    def count(self) -> int:
+        """How many measurements there are, with those that this version can't read."""
+        with self._read() as connection:
+            return count(connection)
+
+    def fingerprints(self, ids: Sequence[str] | None = None) -> Iterator[Fingerprints]:
+        """Of all measurements or of those among ``ids``, a part at a time; see `fingerprints.py`."""
+        with self._read() as connection:
+            yield from fingerprints(connection, self._schema, ids)
 
     def predictions(
         self,
@@ -186,9 +235,9 @@ class Store:
         family: str | None = None,
     ) -> list[Prediction]:
         """Predictions that match all that is given, best first."""
-        wanted = {**_keys(problem, spec), "gpu_key": gpu_key, "family": family}
+        wanted = {**keys(problem, spec), "gpu_key": gpu_key, "family": family}
         with self._read() as connection:
-            found = read_predictions(_matching(connection, select_predictions, self._schema, wanted))
+            found = read_predictions(matching(connection, select_predictions, self._schema, wanted))
         return sorted(found, key=lambda each: (each.rank, each.predicted_us, each.family, each.config.key))
 
     def winner(
@@ -212,11 +261,12 @@ class Store:
         if gpu_key is not None:
             device = select(DeviceRow.id).where(DeviceRow.key == gpu_key).scalar_subquery()
             ok = ok.where(MeasurementRow.device_id == device)
-        query = select(ProblemRow.json).where(ok).order_by(ProblemRow.key)
+        query = select(ProblemRow.json).where(ok)
         if spec is not None:
             query = query.where(ProblemRow.spec_key == spec.key)
         with self._read() as connection:
-            return read_problems(connection.execute(query).scalars())
+            found = read_problems(connection.execute(query).scalars())
+        return sorted(found, key=lambda each: each.key)  # servers sort text in their own ways
 
     def gpu_keys(self, *, capability: str | None = None) -> list[str]:
         """Keys of the device models with measurements, sorted; of one compute capability such as ``9.0a``."""
@@ -253,77 +303,10 @@ class Store:
         if self._snapshot is not None:
             yield self._snapshot
             return
-        with (
-            sqlite_failures(self.path, writing=False, timeout=self._timeout),
-            engine(self.path, self._reading, self._timeout).begin() as connection,
-        ):
+        with self.place.reading() as connection:
             yield connection
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
-        if self.readonly:
-            raise DatabaseNotWritable(f"tuning database {self.path} was opened read-only")
-        with (
-            sqlite_failures(self.path, writing=True, timeout=self._timeout),
-            engine(self.path, "write", self._timeout).begin() as connection,
-        ):
+        with self.place.writing() as connection:
             yield connection
-
-    def _check_schema(self) -> None:
-        """Reads the schema through SQLite, which sees what a header alone does not: damage, a log not yet merged."""
-        with self._read() as connection:
-            schema = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-            origin = connection.execute(select(OriginRow.uuid)).scalar_one_or_none()
-        if origin is None:
-            raise DatabaseDamaged(f"tuning database {self.path} is damaged: its id is gone. {WAY_OUT}")
-        check_schema(self.path, schema)
-        self._schema = schema
-        if schema < (1 if self.readonly else SCHEMA_VERSION):
-            raise StoreError(
-                f"tuning database {self.path} has schema version {schema}, older than {SCHEMA_VERSION}. "
-                "It is upgraded when it is next opened for writing, e.g. by flashtune tune"
-            )
-
-
-def _known(connection: Connection, ids: list[str]) -> dict[str, Measurement | None]:
-    """The stored rows with these ids; None for one that this version can't read."""
-    known: dict[str, Measurement | None] = {}
-    for start in range(0, len(ids), 500):
-        wanted = MeasurementRow.id.in_(ids[start : start + 500])
-        rows = connection.execute(select_measurements().where(wanted)).all()
-        known |= dict.fromkeys(str(row._mapping["id"]) for row in rows)
-        known |= {each.id: each for each in read_measurements(rows)}
-    return known
-
-
-_COLUMNS: dict[str, ColumnElement[Any]] = {
-    "problem": ProblemRow.key.expression,
-    "spec": ProblemRow.spec_key.expression,
-    "gpu_key": DeviceRow.key.expression,
-    "family": VariantRow.family.expression,
-    "session": MeasurementRow.session.expression,
-    "status": MeasurementRow.status.expression,
-    "stage": MeasurementRow.stage.expression,
-}
-
-
-def _keys(problem: Problem | None, spec: Spec | None) -> dict[str, str | None]:
-    return {"problem": problem.key if problem else None, "spec": spec.key if spec else None}
-
-
-def _matching(
-    connection: Connection,
-    select_all: Callable[[int], Select[*tuple[Any, ...]]],
-    schema: int,
-    wanted: Mapping[str, str | None],
-) -> CursorResult[*tuple[Any, ...]]:
-    given = {name: text for name, text in wanted.items() if text is not None}
-    return connection.execute(_narrowed(select_all, schema, tuple(given)), given)
-
-
-@functools.cache
-def _narrowed(
-    select_all: Callable[[int], Select[*tuple[Any, ...]]], schema: int, names: tuple[str, ...]
-) -> Select[*tuple[Any, ...]]:
-    """Kept, since SQLAlchemy takes longer to make a statement anew than SQLite to answer it."""
-    return select_all(schema).where(*(_COLUMNS[name] == bindparam(name) for name in names))

@@ -7,7 +7,7 @@ its own. A row under an id that the database has with other values is refused, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from flashtune.errors import InvalidInput, StoreError
 
 from .exchange import read_export, read_header, write_export
 from .files import MAGIC
+from .opening import File
 from .records import Measurement
 from .rows import count_unreadable
 from .store import Store
@@ -32,17 +33,20 @@ class Added:
     """Rows that were passed over, each with its place and the reason."""
 
 
-def add_file(store: Store, path: Path, *, skip_invalid: bool = False) -> Added:
+def add_file(
+    store: Store, path: Path, *, skip_invalid: bool = False, check: Callable[[str], None] = lambda digest: None
+) -> Added:
     """Adds all rows of an export to ``store``, or none.
 
     The first row that is not valid raises `InvalidInput` with path, line and reason; with ``skip_invalid`` such rows
-    are passed over and listed.
+    are passed over and listed. ``check`` is called with the digest of the rows before any is added, and may raise.
     """
     if not path.is_file():  # opening a pipe would wait for its other end
         raise InvalidInput(f"{path} is no file")
     if _is_database(path):
         raise InvalidInput(f"{path} is a database, not an export: flashtune db merge {path}")
     export = read_export(path, skip_invalid=skip_invalid)
+    check(export.digest)
     return _added(store, export.measurements, export.refused)
 
 
@@ -52,7 +56,7 @@ def add_database(store: Store, path: Path) -> Added:
         raise StoreError(f"there is no tuning database at {path}")
     if not _is_database(path) and _is_export(path):
         raise InvalidInput(f"{path} is an export, not a database: flashtune db import {path}")
-    if path.resolve() == store.path.resolve():
+    if isinstance(store.place, File) and path.resolve() == store.path.resolve():
         raise InvalidInput(f"{path} is the database that it would be merged into")
     with Store.open(path, create=False, readonly=True) as other, count_unreadable() as unreadable:
         rows = other.measurements()
@@ -60,17 +64,20 @@ def add_database(store: Store, path: Path) -> Added:
     return _added(store, rows, refused)
 
 
-def export_database(store: Store, path: Path, *, gpu_key: str | None = None) -> int:
+def export_database(
+    store: Store, path: Path, *, gpu_key: str | None = None, sign: Callable[[str], object] = lambda digest: None
+) -> int:
     """Writes the measurements of ``store``, of one GPU model if ``gpu_key`` is given, and returns how many.
 
-    Replaces an export at ``path``; any other file there raises `InvalidInput`.
+    ``sign`` is called with the digest of what was written. Replaces an export at ``path``; any other file there raises
+    `InvalidInput`.
     """
     if path.exists() and not _is_export(path):
         raise InvalidInput(f"{path} exists and is no flashtune export: it is left as it is, choose another name")
     rows = store.measurements(gpu_key=gpu_key)
     if not rows:
-        raise InvalidInput(f"there are no measurements{' of that GPU' if gpu_key else ''} in {store.path}")
-    write_export(rows, path, origin=store.origin)
+        raise InvalidInput(f"there are no measurements{' of that GPU' if gpu_key else ''} in {store.place}")
+    sign(write_export(rows, path, origin=store.origin))
     return len(rows)
 
 

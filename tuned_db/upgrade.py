@@ -52,13 +52,13 @@ def _migrate(path: Path, connection: Connection, schema: int) -> None:
     connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def migrate(connection: Connection, target: str, *, down: bool = False) -> None:
+def migrate(connection: Connection, target: str, *, down: bool = False, version_table: str = "alembic_version") -> None:
     """Alembic's ``upgrade`` (or ``downgrade``) to ``target`` on an open connection and inside its transaction."""
     from alembic import command
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
+    config.attributes.update(connection=connection, version_table=version_table)
     with _one_at_a_time:
         (command.downgrade if down else command.upgrade)(config, target)

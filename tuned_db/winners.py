@@ -24,6 +24,9 @@ Winners are not stored, so databases merge without conflicts and a better policy
 6. In a tie set the one wins that needs least: spilled bytes, then registers, then shared memory, each the least that
    was recorded; then family, config key and source digest, which are the same everywhere and always. What is left is
    ordered likewise, set by set.
+7. What is disputed (`trust.py`: its newest session does not reproduce the others) comes behind all else that is faster
+   than the default. Where there is nothing else, it wins only if rule 4 holds for each of its witnesses: a median of
+   sessions that differ says little. Ratios decide this too, so that sessions of other cards count.
 
 The same rows in any order give the same winner, on every machine.
 """
@@ -40,7 +43,8 @@ from dataclasses import dataclass
 from flashtune.codegen.config import Config
 
 from . import blocklist
-from .records import STAGES, Measurement, Variant
+from .records import STAGES, Measurement, Trust, Variant
+from .trust import defaults, judged, unflagged
 
 BEST_FIRST = tuple(reversed(STAGES))
 ALIKE = 0.005
@@ -69,6 +73,8 @@ class Ranked:
     """Sessions whose finals it took part in to the end, or left early."""
     tied: int = 1
     """Variants in its tie set, itself and those that may not win included."""
+    judged: Trust | None = None
+    """Where several sessions have finals of it, what these come to; see :attr:`trust`."""
 
     @property
     def measurement(self) -> Measurement:
@@ -92,9 +98,23 @@ class Ranked:
         return spills, registers, shared
 
     @property
+    def trust(self) -> Trust | None:
+        """In what its finals claim; None where they claim nothing: there are none with a ratio, or it is the default.
+
+        One session needs no others to be judged, and is not until someone asks: most are never shown.
+        """
+        return self.judged or judged(self.rows, {})
+
+    @property
+    def disputed(self) -> bool:
+        return self.judged is not None and self.judged.level == "disputed"
+
+    @property
     def may_win(self) -> bool:
-        """Rule 4."""
+        """Rules 4 and 7."""
         bound = self.ratio if self.high is None else self.high
+        if self.judged is not None and self.disputed:
+            return max(self.judged.worst, bound or 0) <= 1
         return bound is None or bound <= 1
 
     @property
@@ -118,8 +138,9 @@ class Ranked:
 
 def rank(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:
     """Variants of one problem and one GPU, best first; see the policy above. ``barred`` adds to rule 1."""
+    rows = list(measurements)
     stages: dict[str, list[Ranked]] = {stage: [] for stage in BEST_FIRST}
-    for each in variants(measurements, barred):
+    for each in _trusted(variants(rows, barred), rows):
         stages[each.measurement.stage].append(each)
     return [each for stage in stages.values() for each in _ordered(stage)]
 
@@ -140,8 +161,9 @@ def variants(measurements: Iterable[Measurement], barred: Collection[Variant] = 
 
 def fastest(ranked: Sequence[Ranked]) -> Ranked:
     """The one that leads the first tie set of a ranking: with it left out, another might win."""
-    stage = [each for each in ranked if each.rows[0].stage == ranked[0].rows[0].stage]
-    return min(stage, key=lambda each: each.speed)
+    first = ranked[0]
+    alike = [each for each in ranked if (each.rows[0].stage, each.disputed) == (first.rows[0].stage, first.disputed)]
+    return min(alike, key=lambda each: each.speed)
 
 
 def best_first(by_stage: Callable[[str], Iterable[Measurement]], barred: Collection[Variant] = ()) -> Iterator[Ranked]:
@@ -193,9 +215,7 @@ def _races(rows: Iterable[Measurement]) -> dict[str, _Race]:
 def _ranked(rows: list[Measurement], races: Mapping[str, _Race]) -> Ranked:
     best = min(rows, key=lambda each: BEST_FIRST.index(each.stage)).stage
     there = [each for each in rows if each.stage == best]
-    kept = sorted(
-        [each for each in there if not each.flagged] or there, key=lambda each: (each.created, each.id)
-    )  # rule 2
+    kept = sorted(unflagged(there), key=lambda each: (each.created, each.id))  # rule 2
     times = [each.median_us for each in kept if each.median_us is not None]
     raced = [each for each in kept if each.stage == "final" and each.rounds]
     left = {each.session for each in raced if each.rounds != races[each.session].rounds}
@@ -227,18 +247,41 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
+def _trusted(found: Iterable[Ranked], rows: Iterable[Measurement]) -> Iterator[Ranked]:
+    """``found`` with the trust in what several sessions have measured of all ``rows``."""
+    against: dict[str, Variant] | None = None
+    for each in found:
+        first = each.rows[0]
+        if first.stage == "final" and any(row.session != first.session for row in each.rows):
+            against = defaults(rows) if against is None else against
+            each = dataclasses.replace(each, judged=judged(each.rows, against))
+        yield each
+
+
 def _ordered(stage: Iterable[Ranked]) -> list[Ranked]:
-    """Variants of one stage in the order of rules 3 to 6, without those that may not win: they only count as tied."""
-    timed: list[Ranked] = []
-    waiting: list[Ranked] = []
-    for each in sorted(stage, key=lambda each: each.speed):
-        (timed if each.ratio is None else waiting).append(each)
-    compared: list[Ranked] = []
+    """Variants of one stage in the order of rules 3 to 7, without those that may not win: they only count as tied."""
+    found = list(stage)
+    timed = sorted((each for each in found if each.ratio is None), key=lambda each: each.speed)
+    compared = [each for each in found if each.ratio is not None]
+    disputed = [each for each in compared if each.disputed]
+    sound = _tie_sets([each for each in compared if not each.disputed])
+    if disputed:
+        claiming = [number for number, each in enumerate(sound) if each.trust is not None]
+        ahead = sound[: claiming[-1] + 1] if claiming else []
+        placed = {each.variant for each in ahead}
+        sound = ahead + _tie_sets(each for each in compared if each.variant not in placed)
+    return sound + timed
+
+
+def _tie_sets(compared: Iterable[Ranked]) -> list[Ranked]:
+    """Rules 4 to 6."""
+    waiting = sorted(compared, key=lambda each: each.speed)
+    ordered: list[Ranked] = []
     while leader := next((each for each in waiting if each.may_win), None):
         tied = [each for each in waiting if each.tied_with(leader)]
         tied = sorted(tied, key=lambda each: (each is not leader, not each.may_win, each.speed))[:MOST_TIED]
         able = sorted((each for each in tied if each.may_win), key=lambda each: (each.needs, each.variant))
-        compared += [dataclasses.replace(each, tied=len(tied)) for each in able]
+        ordered += [dataclasses.replace(each, tied=len(tied)) for each in able]
         taken = {each.variant for each in tied}
         waiting = [each for each in waiting if each.variant not in taken]
-    return compared + timed
+    return ordered

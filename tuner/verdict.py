@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu
@@ -23,15 +24,15 @@ def verdict(problem: Problem, target: Target | None, store: Store, gpu: Gpu) -> 
         return Row(problem=problem, why="the run ended before its turn")
     base = Row(problem=problem, tried=target.tried, known=target.known, why=target.skipped)
     rows = store.measurements(problem=problem, gpu_key=gpu.key, status="ok")
-    usable = (
+    usable = [
         each
         for each in rank(rows, store.rejected(problem.spec))
         if family(each.config.family).illegal(each.config, problem.spec, gpu) is None
         and each.variant[2] == source_digest(problem.spec, each.config)
-    )
-    chosen, following = next(usable, None), next(usable, None)
-    if chosen is None:
+    ]
+    if not usable:
         return dataclasses.replace(base, why=target.skipped or "no config was correct, or none was tried in time")
+    chosen, following = usable[0], usable[1] if len(usable) > 1 else None
     seconds = chosen.median_us / 1e6
     bound = limit(problem, gpu)
     return dataclasses.replace(
@@ -44,7 +45,9 @@ def verdict(problem: Problem, target: Target | None, store: Store, gpu: Gpu) -> 
         tied=chosen.tied,
         reached=bound.reached(seconds),
         limited_by=bound.by,
-        why="; ".join([reason(chosen, chosen.config == target.default), *_speed(problem, chosen, gpu)]),
+        why="; ".join(
+            [reason(chosen, chosen.config == target.default), *_disputes(chosen, usable), *_speed(problem, chosen, gpu)]
+        ),
         next_best=following.config if following else None,
         next_ratio=_relative(following, chosen) if following else None,
     )
@@ -64,6 +67,14 @@ def reason(chosen: Ranked, is_default: bool) -> str:
     spills, registers, shared = chosen.needs
     needs = f"{registers:.0f} registers, {shared / 1024:.0f} KiB of shared memory" + (", spills" if spills else "")
     return f"not told apart from {others} other{'s' if others > 1 else ''}, needs least ({needs})"
+
+
+def _disputes(chosen: Ranked, usable: Sequence[Ranked]) -> list[str]:
+    """What rule 7 of the policy has to do with it, if anything."""
+    if chosen.disputed:
+        return ["disputed: its newest session does not reproduce it"]
+    faster = [each for each in usable if each.disputed and (each.ratio or 0) < (chosen.ratio or 0)]
+    return [f"{len(faster)} that claimed to be faster {'is' if len(faster) == 1 else 'are'} disputed"] if faster else []
 
 
 def _relative(following: Ranked, chosen: Ranked) -> float:

@@ -11,6 +11,7 @@ import click
 from ._cli_db_compare import diff, digest, history
 from ._cli_db_keep import backup, check, upgrade
 from ._cli_options import database_option, existing_database, new_database_option
+from ._cli_team import pull, push, team
 
 if TYPE_CHECKING:
     from .tuned_db.store import Store
@@ -30,13 +31,16 @@ def db() -> None:
       flashtune db export h100.jsonl        its measurements, as text that travels and diffs well
       flashtune db import h100.jsonl        what a colleague has exported
       flashtune db merge node7/tuned.db     another database, as it is
+      flashtune db verify                   time some of its winners again, on the GPU here
       flashtune db check                    is it sound, and does it serve the GPU here
       flashtune db backup safe.db           a copy, also while others write
       flashtune db diff a.db b.jsonl        what differs, in rows and in winners
+      flashtune db pull                     what the team has on its PostgreSQL server
+      flashtune db push                     what was measured here, for the team
     """
 
 
-for command in (backup, check, diff, digest, history, upgrade):
+for command in (backup, check, diff, digest, history, pull, push, team, upgrade):
     db.add_command(command)
 
 
@@ -75,8 +79,15 @@ def info(database: Path | None) -> None:
 @db.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--gpu", help="Only what was measured on this GPU, such as h100. [default: all]")
+@click.option(
+    "--sign",
+    "key",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="KEYFILE",
+    help="Sign it with this private key (Ed25519, PEM): writes FILE.sig, and prints the public key.",
+)
 @database_option
-def export(file: Path, gpu: str | None, database: Path | None) -> None:
+def export(file: Path, gpu: str | None, key: Path | None, database: Path | None) -> None:
     """Write all measurements to FILE, one a line.
 
     The same rows give the same bytes, so that the file diffs well under version control. An export that is there is
@@ -87,34 +98,68 @@ def export(file: Path, gpu: str | None, database: Path | None) -> None:
     Examples:
       flashtune db export tuned/h100.jsonl --gpu h100
       flashtune db export all.jsonl.gz --db team.db
+      openssl genpkey -algorithm ed25519 -out mine.pem
+      flashtune db export h100.jsonl --sign mine.pem
     """
     from .codegen.gpu import gpu_by_alias
     from .tuned_db.union import export_database
 
     target = gpu_by_alias(gpu) if gpu is not None else None
+    sign, public = _signing(file, key)
     with _existing(database) as store:
-        count = export_database(store, file, gpu_key=target.key if target else None)
+        count = export_database(store, file, gpu_key=target.key if target else None, sign=sign)
     click.echo(f"{count} measurements written to {file}{f', all of {target}' if target else ''}")
+    if public:
+        click.echo(f"Signed in {file}.sig by the key {public}")
 
 
 @db.command(name="import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--skip-invalid", is_flag=True, help="Pass over rows that this version can't take, and list them.")
+@click.option(
+    "--trusted",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="KEYS",
+    help="A file of public keys that are trusted, each a line of 64 hexadecimal digits and a name.",
+)
+@click.option("--require-signature", is_flag=True, help="Refuse files that no trusted key has signed.")
 @new_database_option
-def import_(files: tuple[Path, ...], skip_invalid: bool, database: Path | None) -> None:
+def import_(
+    files: tuple[Path, ...],
+    skip_invalid: bool,
+    trusted: Path | None,
+    require_signature: bool,
+    database: Path | None,
+) -> None:
     """Add the measurements of exports to the tuning database.
 
     All rows of a file are added, or none. What is there already stays as it is, so that a file may be imported again,
     and the order of files makes no difference. Files are data: known names, listed words and numbers in range.
 
+    A file that has a signature beside it, FILE.sig, must be what was signed, whoever signed it. One without, or by a
+    key that is not trusted, is taken with a notice, unless a trusted signature is required.
+
     \b
     Examples:
       flashtune db import h100.jsonl
       flashtune db import tuned/*.jsonl --db team.db
+      flashtune db import h100.jsonl --trusted team.keys --require-signature
     """
+    from .tuned_db.signing import check_signature, read_trusted
     from .tuned_db.union import add_file
 
-    _add(files, database, lambda store, path: add_file(store, path, skip_invalid=skip_invalid))
+    if require_signature and trusted is None:
+        raise click.UsageError("--require-signature needs --trusted: a file of the keys that may sign")
+    keys = read_trusted(trusted) if trusted is not None else {}
+
+    def add(store: Store, path: Path) -> Added:
+        def check(digest: str) -> None:
+            said = check_signature(path, digest, keys, required=require_signature)
+            click.echo(f"{path}: {said}", err=True)
+
+        return add_file(store, path, skip_invalid=skip_invalid, check=check)
+
+    _add(files, database, add)
 
 
 @db.command()
@@ -134,6 +179,21 @@ def merge(databases: tuple[Path, ...], database: Path | None) -> None:
     from .tuned_db.union import add_database
 
     _add(databases, database, add_database)
+
+
+def _signing(file: Path, key: Path | None) -> tuple[Callable[[str], object], str]:
+    """What signs the export at ``file``, and its public key; before anything is written, whether it can."""
+    from .errors import InvalidInput
+    from .tuned_db.signing import Signer, read_signature, signature_path
+
+    there = read_signature(file)
+    if key is not None:
+        signer = Signer.read(key)
+        return lambda digest: signer.write(file, digest), signer.public
+    if there is not None:
+        path = signature_path(file)
+        raise InvalidInput(f"{path} signs the export that is there: give --sign, remove it, or choose another name")
+    return lambda digest: None, ""
 
 
 def _counted(count: int, what: str) -> str:

@@ -122,7 +122,9 @@ def captured_json(capture: Capture, left: Sequence[Captured]) -> dict[str, Any]:
     return {
         "file": str(capture.file),
         "tuned": len(capture.mine) - len(left),
-        "left": [{"name": str(each.problem), "problem": _problem(each.problem), "count": each.count} for each in left],
+        "left": [
+            {"name": str(each.problem), "problem": problem_json(each.problem), "count": each.count} for each in left
+        ],
         "other_gpus": dict(capture.others),
         "unreadable_lines": capture.strange,
     }
@@ -134,7 +136,7 @@ def _text(document: dict[str, Any]) -> str:
 
 def _shared(shared: Shared) -> dict[str, Any]:
     return {
-        "config": _config(shared.config),
+        "config": config_json(shared.config),
         "ratio": shared.ratio,
         "worst": str(shared.worst),
         "worst_ratio": shared.worst_ratio,
@@ -145,8 +147,8 @@ def _shared(shared: Shared) -> dict[str, Any]:
 def _row(row: Row) -> dict[str, Any]:
     return {
         "name": str(row.problem),
-        "problem": _problem(row.problem),
-        "config": _config(row.config),
+        "problem": problem_json(row.problem),
+        "config": config_json(row.config),
         "seconds": row.seconds,
         "ratio": row.ratio,
         "ratio_low": row.ratio_low,
@@ -155,18 +157,20 @@ def _row(row: Row) -> dict[str, Any]:
         "reached": row.reached,
         "limited_by": row.limited_by or None,
         "why": row.why,
-        "next_best": _config(row.next_best),
+        "next_best": config_json(row.next_best),
         "next_ratio": row.next_ratio,
         "tried": row.tried,
         "known": row.known,
     }
 
 
-def _problem(problem: Problem) -> dict[str, Any]:
+def problem_json(problem: Problem) -> dict[str, Any]:
+    """All fields by name."""
     return dataclasses.asdict(problem)
 
 
-def _config(config: Config | None) -> dict[str, Any] | None:
+def config_json(config: Config | None) -> dict[str, Any] | None:
+    """The family, and all parameters by name."""
     if config is None:
         return None
     return {

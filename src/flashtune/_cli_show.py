@@ -1,8 +1,7 @@
-"""`list`, `explain`, `source` and `info`: they read and print, and change nothing."""
+"""`list`, `source` and `info`: they read and print, and change nothing."""
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -68,53 +67,6 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
         out.print(Text(f"Nothing is stored{f' for {gpu} ({gpu.key})' if gpu else ''} in {path}"))
 
 
-def show_explain(problem: Problem, gpu: Gpu, database: Path | None) -> None:
-    from .codegen.family import family
-    from .codegen.model import predict
-    from .codegen.roofline import limit
-    from .tuned_db.lookup import find
-
-    choice = find(problem, gpu, store_path=database)
-    kind = family(choice.family)
-    needs = kind.resources(choice.config, problem.spec)
-    plan = kind.plan(problem, choice.config, gpu)
-    shared = f", {plan.num_splits} for each tile's keys" if plan.num_splits > 1 else ""
-    workspace = "none: memory beyond output and LSE is not used"
-    if plan.workspace_bytes:
-        workspace = f"{plan.workspace_bytes / 1e6:.4g} MB, taken for each call"
-    record = choice.measurement or choice.prediction
-    estimate = predict(problem, choice.config, gpu)
-    intensity = problem.flops / problem.min_bytes if problem.min_bytes else 0.0
-    bound = limit(problem, gpu)
-    ridge = bound.tflops * 1e3 / gpu.bandwidth_gb_s
-    registers = f"{record.registers} (compiled)" if record and record.registers else f"about {needs.registers}"
-    shown = table("", "")
-    shown.show_header = False
-    for name, text in (
-        ("problem", str(problem)),
-        ("GPU", f"{gpu} ({gpu.key})"),
-        ("config", config_text(choice.config)),
-        ("level", choice.level + (f", from {choice.origin}" if choice.origin else "")),
-        ("evidence", choice.evidence),
-        ("launch", f"{plan.kernels[0].grid[0]} blocks of {needs.threads} threads{shared}"),
-        ("registers", f"{registers} per thread"),
-        ("shared memory", f"{needs.shared_memory} B per block of {gpu.shared_memory_block} B"),
-        ("workspace", workspace),
-        (
-            "work",
-            f"{problem.flops / 1e9:.4g} GFLOP, at least {problem.min_bytes / 1e6:.4g} MB of device memory traffic",
-        ),
-        (
-            "roofline",
-            f"{intensity:.4g} FLOP/byte, the chip balances at {ridge:.4g}: "
-            f"{'compute' if intensity > ridge else 'memory'}-limited, at best {milliseconds(bound.seconds)}",
-        ),
-        ("model", f"{milliseconds(estimate.seconds)}: {estimate.why}"),
-    ):
-        shown.add_row(Text(name, style="bold"), Text(text))
-    console().print(shown)
-
-
 def show_source(
     problem: Problem, gpu: Gpu, family_name: str | None, parameters: str | None, lines: bool, database: Path | None
 ) -> None:
@@ -165,7 +117,9 @@ def show_info() -> None:
 
     variables = table("variable", "value", "meaning", title="Settings")
     for each in settings.SETTINGS:
-        variables.add_row(each.name, Text(os.environ.get(each.name) or "not set"), f"{each.meaning} {each.default}")
+        variables.add_row(
+            each.name, Text(settings.presentable(each.name) or "not set"), f"{each.meaning} {each.default}"
+        )
     out.print(variables)
 
 

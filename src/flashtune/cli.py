@@ -30,6 +30,7 @@ from ._cli_options import (
     take_problem,
 )
 from ._cli_problems import asked_problems, source_options
+from ._cli_verify import verify
 from .errors import FlashtuneError
 
 if TYPE_CHECKING:
@@ -220,18 +221,23 @@ def list_(gpu: str | None, database: Path | None) -> None:
 @gpu_option
 @problem_options
 @database_option
-def explain(gpu: str | None, database: Path | None, **flags: Any) -> None:
-    """Say which config attention() would run for a problem, and why.
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as one JSON document.")
+def explain(gpu: str | None, database: Path | None, as_json: bool, **flags: Any) -> None:
+    """Say which config attention() would run for a problem, why, and how far that can be trusted.
+
+    What a final of one tuning session says is a candidate; it is verified once a session of another day or another
+    card agrees, and disputed while the newest does not. The last line says what would improve it.
 
     \b
     Examples:
       flashtune explain --seqlen 4096 --heads 16 --head-dim 128 --causal
       flashtune explain --gpu h100 --seqlen-q 1 --seqlen-k 8192 --heads 32 --heads-kv 8 --head-dim 128
       flashtune explain --gpu h100 --seqlen 4096 --heads 16 --head-dim 192 --head-dim-v 128 --causal
+      flashtune explain --gpu h100 --seqlen 4096 --heads 16 --head-dim 128 --json
     """
-    from ._cli_show import show_explain
+    from ._cli_explain import show_explain
 
-    show_explain(problem_from(take_problem(flags)), gpu_from(gpu), database)
+    show_explain(problem_from(take_problem(flags)), gpu_from(gpu), database, as_json)
 
 
 @main.command()
@@ -257,6 +263,7 @@ def source(
     show_source(problem, target, family, settings, lines, database)
 
 
+db.add_command(verify)
 main.add_command(db)
 main.add_command(emulate)
 main.add_command(export_optuna)

@@ -7,6 +7,7 @@ from the directory in which the process started, so that a later ``chdir`` moves
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,13 @@ SETTINGS: tuple[Setting, ...] = (
         type="path",
         meaning="The SQLite file with measurements and winners.",
         default=f"{DATABASE_NAME} in the user's data directory ($XDG_DATA_HOME/flashtune or ~/.local/share/flashtune)",
+    ),
+    Setting(
+        name="FLASHTUNE_TEAM_DB",
+        type="address",
+        meaning="A team's PostgreSQL database, for flashtune db push and pull alone, such as "
+        "postgresql://me@host/tuned. A password is better kept in ~/.pgpass. Needs the extra postgres.",
+        default="None: nothing is shared.",
     ),
     Setting(
         name="FLASHTUNE_CACHE_DIR",
@@ -68,6 +76,28 @@ def database_path() -> Path:
     """Absolute path of the tuning database. Neither it nor its directory needs to exist."""
     explicit = _path_setting("FLASHTUNE_DB")
     return explicit or _user_path(platformdirs.user_data_path, "XDG_DATA_HOME", "FLASHTUNE_DB") / DATABASE_NAME
+
+
+def team_database() -> str:
+    """Address of the team's database, not looked at yet. It may hold a password: see :func:`presentable`."""
+    given = os.environ.get("FLASHTUNE_TEAM_DB", "").strip()
+    if not given:
+        raise InvalidInput(
+            "no team database is named: set FLASHTUNE_TEAM_DB to its address, such as postgresql://me@host/tuned, "
+            "or pass --team"
+        )
+    return given
+
+
+def presentable(name: str) -> str:
+    """What variable ``name`` holds, to be shown: of an address only the scheme, what follows may hold a password."""
+    given = os.environ.get(name, "")
+    scheme, separator, _ = given.partition("://")
+    if separator or (given and name == "FLASHTUNE_TEAM_DB"):
+        return (
+            f"{scheme}://..." if separator and re.fullmatch("[a-z0-9+]{1,20}", scheme, re.ASCII) else "not an address"
+        )
+    return given
 
 
 def cache_dir() -> Path:

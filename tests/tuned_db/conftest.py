@@ -16,6 +16,10 @@ import jinja2
 import pytest
 
 import flashtune
+
+sys.path.append(str(Path(__file__).parent))
+from postgres_server import Cluster
+
 from flashtune.codegen import family, model, render
 from flashtune.codegen.config import Config, parameter
 from flashtune.codegen.family import Family, Resources
@@ -25,6 +29,7 @@ from flashtune.codegen.work import Work
 from flashtune.tuned_db import gate, lookup, records, sources
 from flashtune.tuned_db.records import Measurement, Prediction
 from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.team import create_team
 
 H200 = gpu_by_alias("h200")
 SESSION = "01935f6e-0000-7000-8000-000000000000"
@@ -258,8 +263,31 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data é 数据" / "tuned.db"
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A PostgreSQL server of our own; tests that need one are left out where there can be none."""
+    with Cluster() as cluster:
+        create_team(cluster.create("made"))
+        yield cluster
+
+
 @pytest.fixture
-def store(path: Path, empty_database: bytes) -> Store:
+def empty_url(cluster: Cluster) -> str:
+    """Address of a database without tables."""
+    return cluster.create()
+
+
+@pytest.fixture
+def team_url(cluster: Cluster) -> str:
+    """Address of a team's database without rows."""
+    return cluster.create(template="made")
+
+
+@pytest.fixture
+def store(path: Path, empty_database: bytes, request: pytest.FixtureRequest) -> Store:
+    """Empty: in a file, or on a server where a test is marked ``on_both``."""
+    if getattr(request, "param", "file") == "server":
+        return Store.on_server(request.getfixturevalue("team_url"))
     path.parent.mkdir()
     path.write_bytes(empty_database)
     return Store.open(path)

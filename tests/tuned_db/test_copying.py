@@ -321,7 +321,7 @@ DEATHS = {
         "move = upgrade.migrate; patch(upgrade, 'migrate', lambda *a: (move(*a), os._exit(9)))"
     ),
     "all was done": "patch(opening, 'fit_journal', None); run = opening.upgrade_database;"
-    "patch(store, 'upgrade_database', lambda *a: (run(*a), os._exit(9)))",
+    "patch(opening, 'upgrade_database', lambda *a: (run(*a), os._exit(9)))",
 }
 
 

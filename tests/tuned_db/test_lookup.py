@@ -62,6 +62,7 @@ def test_an_exact_winner(look: Make, store: Store, measurement: Make) -> None:
     assert choice.measurement == record
     assert choice.evidence == (
         "final on h200, 2026-11-29: 80 us (q20 79, q80 82.5), 100 samples, 0.800 of the default's time"
+        "; candidate, 1 session and none to compare it with"
     )
 
 
@@ -90,25 +91,74 @@ def test_a_changed_template_makes_old_winners_configs_of_an_older_source(
     assert look().level == "exact"
 
 
-def test_a_neighbour_serves_where_the_model_sees_no_loss(
+def test_the_neighbour_serves_that_is_expected_to_gain_most(
     look: Make, store: Store, measurement: Make, problem: Make, pair: Make, predicted: dict[Config, float]
 ) -> None:
     near, nearer = pair(block=128, stages=3), pair(block=32, stages=3)
     store.record_all(
         [
-            measurement(problem=problem(seqlen_q=4096, seqlen_k=4096), config=near),
-            measurement(problem=problem(batch=4), config=nearer),
+            measurement(problem=problem(batch=8), config=near, median_us=78.0),
+            measurement(problem=problem(batch=4), config=nearer, median_us=85.0),
         ]
     )
     choice = look()
-    assert (choice.level, choice.config) == ("neighbour", nearer)
-    assert "tuned for float16 d64 b4 s1024 h16/4, 1 octaves away; predicted 1000 us here" in choice.evidence
-    predicted[nearer] = 2e-3
-    assert look().config == near
-    predicted[near] = 1.0001e-3
-    assert look().level == "default"
-    predicted[near] = float("nan")
-    assert look().level == "default"
+    assert (choice.level, choice.config) == ("neighbour", near)
+    assert "tuned for float16 d64 b8 s1024 h16/4, 2 octaves away; 0.780 of the default's time is expected" in (
+        choice.evidence
+    )
+    store.record(measurement(problem=problem(batch=4), config=pair(block=16, stages=3), median_us=70.0))
+    assert look().config == pair(block=16, stages=3)
+
+
+@pytest.mark.parametrize("seconds", [1.0001e-3, float("nan")], ids=["slower", "nan"])
+def test_a_neighbour_serves_only_where_the_model_sees_no_loss(
+    look: Make, store: Store, measurement: Make, problem: Make, pair: Make, predicted: dict[Config, float],
+    seconds: float,
+) -> None:  # fmt: skip
+    store.record(measurement(problem=problem(batch=4), config=pair(block=32, stages=3)))
+    assert look().level == "neighbour"
+    predicted[pair(block=32, stages=3)] = seconds
+    choice = look()
+    assert choice.level == "default"
+    assert choice.evidence == "winners of near problems are not expected to be faster"
+
+
+@pytest.mark.parametrize(("median_us", "level"), [(97.0, "neighbour"), (99.0, "default"), (100.0, "default")])
+def test_a_neighbour_serves_only_where_its_gain_is_worth_it(
+    look: Make, store: Store, measurement: Make, problem: Make, median_us: float, level: str
+) -> None:
+    store.record(measurement(problem=problem(batch=4), median_us=median_us))
+    assert look().level == level
+
+
+def test_a_neighbour_without_a_ratio_serves_by_the_model_alone(
+    look: Make, store: Store, measurement: Make, problem: Make, pair: Make, predicted: dict[Config, float]
+) -> None:
+    config = pair(block=32, stages=3)
+    store.record(measurement(problem=problem(batch=4), config=config, stage="measure", baseline_us=None))
+    assert look().level == "default", "it is predicted to take as long as the default"
+    predicted[config] = 0.97e-3
+    assert look().level == "neighbour"
+
+
+@pytest.mark.parametrize(("seqlen", "level"), [(2048, "neighbour"), (1024 * 16, "default")])
+def test_no_neighbour_serves_from_afar(
+    look: Make, store: Store, measurement: Make, problem: Make, seqlen: int, level: str
+) -> None:
+    store.record(measurement(problem=problem(seqlen_q=seqlen, seqlen_k=seqlen)))
+    assert look().level == level
+
+
+def test_float16_and_bfloat16_are_neighbours_and_float32_is_not(
+    look: Make, store: Store, measurement: Make, problem: Make, pair: Make
+) -> None:
+    other = store.record(measurement(problem=problem(dtype="bfloat16"), config=pair(block=32, stages=3)))
+    choice = look()
+    assert (choice.level, choice.config) == ("neighbour", other.config)
+    assert "source has changed" not in choice.evidence
+    store.record(measurement(problem=problem(batch=4)))
+    assert look().config == other.config, "as much gain, and nearer"
+    assert look(problem(dtype="float32")).level == "default"
 
 
 def test_a_neighbour_has_the_same_spec(look: Make, store: Store, measurement: Make, problem: Make) -> None:

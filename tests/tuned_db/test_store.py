@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres_server import on_both
 
 from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
 from flashtune.tuned_db.records import STATUSES
@@ -24,12 +25,14 @@ Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
 
 
+@on_both
 def test_a_measurement_comes_back_as_it_was(store: Store, measurement: Make) -> None:
     record = measurement(message="a note")
     assert store.record(record) == record
     assert store.measurements() == [record]
 
 
+@on_both
 @pytest.mark.parametrize("status", STATUSES)
 def test_every_outcome_is_kept(store: Store, measurement: Make, status: str) -> None:
     bare = dict.fromkeys(("q20_us", "q80_us", "baseline_us", "registers", "clock_mhz", "seed"))
@@ -38,6 +41,7 @@ def test_every_outcome_is_kept(store: Store, measurement: Make, status: str) -> 
     assert store.measurements() == [record]
 
 
+@on_both
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0, None], ids=str)
 def test_a_time_that_is_no_time_is_stored_as_failed(store: Store, measurement: Make, problem: Make, bad: Any) -> None:
     """D67, whoever stores it."""
@@ -47,6 +51,7 @@ def test_a_time_that_is_no_time_is_stored_as_failed(store: Store, measurement: M
     assert store.winner(problem(), record.gpu_key) is None
 
 
+@on_both
 def test_storing_again_changes_nothing(store: Store, measurement: Make) -> None:
     record = measurement()
     store.record_all([record, record])
@@ -54,11 +59,13 @@ def test_storing_again_changes_nothing(store: Store, measurement: Make) -> None:
     assert store.measurements() == [record]
 
 
+@on_both
 def test_a_failed_time_may_be_stored_again_too(store: Store, measurement: Make) -> None:
     record = measurement(median_us=math.nan)
     assert store.record(record) == store.record(record)
 
 
+@on_both
 def test_a_measurement_is_never_changed(store: Store, measurement: Make) -> None:
     record = measurement()
     store.record(record)
@@ -67,12 +74,28 @@ def test_a_measurement_is_never_changed(store: Store, measurement: Make) -> None
     assert store.measurements() == [record]
 
 
+@on_both
+def test_a_device_model_has_one_name(store: Store, measurement: Make, prediction: Make) -> None:
+    record, other = measurement(), measurement(gpu_name="another name")
+    for pair in ([record, other], [other, record]):
+        with pytest.raises(InvalidInput, match=r"gpu_name='.*' must be '.*', as in other rows of the model 9.0a/"):
+            store.record_all(pair)
+    assert store.measurements() == []
+    store.record(record)
+    for refused in (lambda: store.record(other), lambda: store.record_prediction(prediction(gpu_name="another name"))):
+        with pytest.raises(InvalidInput, match="gpu_name='another name' must be 'h200'"):
+            refused()
+    assert store.measurements() == [record]
+
+
+@on_both
 def test_bad_values_are_refused_before_anything_is_written(store: Store, measurement: Make) -> None:
     with pytest.raises(InvalidInput, match="stage='warm'"):
         store.record_all([measurement(), measurement(stage="warm")])
     assert store.measurements() == []
 
 
+@on_both
 def test_measurements_are_picked_by_what_is_given(store: Store, measurement: Make, problem: Make, solo: Make) -> None:
     base = measurement()
     others = {
@@ -99,12 +122,14 @@ def test_measurements_are_picked_by_what_is_given(store: Store, measurement: Mak
     assert found(stage="screen", status="ok") == {others["stage"].id}
 
 
+@on_both
 def test_measurements_come_oldest_first(store: Store, measurement: Make) -> None:
     late, early = measurement(created="2026-12-01T00:00:00Z"), measurement(created="2026-11-01T00:00:00Z")
     store.record_all([late, early])
     assert store.measurements() == [early, late]
 
 
+@on_both
 def test_the_winner_is_derived(store: Store, measurement: Make, problem: Make, pair: Make) -> None:
     best = measurement(config=pair(block=32, stages=1), median_us=70.0)
     wrong = measurement(config=pair(block=16, stages=1), median_us=10.0)
@@ -118,6 +143,7 @@ def test_the_winner_is_derived(store: Store, measurement: Make, problem: Make, p
     assert store.winner(problem(), best.gpu_key, lambda config: "0" * 64) is None
 
 
+@on_both
 def test_problems_and_devices_are_those_with_measurements(store: Store, measurement: Make, problem: Make) -> None:
     base = measurement()
     store.record_all(
@@ -133,6 +159,7 @@ def test_problems_and_devices_are_those_with_measurements(store: Store, measurem
     assert store.gpu_keys() == ["8.0/a100/108sm", base.gpu_key]
 
 
+@on_both
 def test_predictions_live_apart(store: Store, measurement: Make, prediction: Make, problem: Make) -> None:
     guess = prediction()
     store.record_prediction(guess)
@@ -144,6 +171,7 @@ def test_predictions_live_apart(store: Store, measurement: Make, prediction: Mak
     assert store.winner(problem(), guess.gpu_key) is None
 
 
+@on_both
 def test_a_prediction_gives_way_to_the_next(store: Store, prediction: Make, pair: Make, problem: Make) -> None:
     first, other = prediction(), prediction(config=pair(block=16, stages=1), rank=2, predicted_us=90.0)
     store.record_prediction(first)
@@ -157,6 +185,7 @@ def test_a_prediction_gives_way_to_the_next(store: Store, prediction: Make, pair
     assert store.predictions(problem=problem(batch=3)) == [elsewhere]
 
 
+@on_both
 def test_a_prediction_without_a_time_is_refused(store: Store, prediction: Make) -> None:
     with pytest.raises(InvalidInput, match="predicted_us"):
         store.record_prediction(prediction(predicted_us=math.nan))
@@ -277,6 +306,7 @@ def test_a_lock_that_is_never_released_is_named(path: Path, store: Store, measur
     assert impatient.measurements() == [record]
 
 
+@on_both
 def test_threads_may_share_a_store(store: Store, measurement: Make) -> None:
     records = [measurement(session=f"session {number}") for number in range(24)]
     threads = [threading.Thread(target=store.record_all, args=(records[start::4],)) for start in range(4)]

@@ -19,6 +19,8 @@ from flashtune.codegen.render import Source
 from flashtune.codegen.roofline import limit
 from flashtune.tuner.build import Built
 from flashtune.tuner.report import Report, Row
+from flashtune.tuner.space import make_space
+from flashtune.tuner.trial import Outcome
 
 PROBLEM = problem()
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)
@@ -139,3 +141,31 @@ def test_configs_whose_facts_differ_are_chosen_by_them(tmp_path: Path) -> None:
     bench = FakeBench(lambda config: 1.2e-3 if config == DEFAULT else 1e-3, final=noisy)
     report = run(tmp_path / "tuned.db", [PROBLEM], 9, bench=bench, builder=FakeBuilder(facts))
     assert "needs least (64 registers" in report.rows[0].why
+
+
+def test_what_another_card_does_not_reproduce_is_named(tmp_path: Path) -> None:
+    other = next(each for each in make_space(PROBLEM, GPU, FAMILY).configs if each != DEFAULT)
+
+    def tuned_at(unit: str, seconds: float, trials: int) -> Row:
+        bench = FakeBench(lambda each: {DEFAULT: 1.2e-3, other: seconds}.get(each, 1e-3), unit=unit)
+        return run(tmp_path / "tuned.db", [PROBLEM], trials, bench=bench, first=[other]).rows[0]
+
+    assert tuned_at("GPU-one", 0.9e-3, 6).config == other
+    row = tuned_at("GPU-two", 0.93e-3, 1)
+    assert row.config not in (other, DEFAULT)
+    assert "; 1 that claimed to be faster is disputed; " in row.why
+
+
+def test_a_disputed_winner_says_so(tmp_path: Path) -> None:
+    """There is none but it and the default, over which it wins on either card."""
+    other = next(each for each in make_space(PROBLEM, GPU, FAMILY).configs if each != DEFAULT)
+
+    def tuned_at(unit: str, seconds: float) -> Row:
+        bench = FakeBench(lambda each: 1.2e-3 if each == DEFAULT else seconds, unit=unit)
+        bench.outcome = lambda each, number: None if each in (DEFAULT, other) else Outcome(status="spills")
+        return run(tmp_path / "tuned.db", [PROBLEM], 2, bench=bench, first=[other]).rows[0]
+
+    assert tuned_at("GPU-one", 1e-3).why.startswith("clearly the fastest")
+    row = tuned_at("GPU-two", 1.03e-3)
+    assert row.config == other
+    assert "; disputed: its newest session does not reproduce it; " in row.why

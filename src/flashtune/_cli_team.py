@@ -1,0 +1,187 @@
+"""`flashtune db push`, `pull` and `team`: what a team measures, on a PostgreSQL server that all can reach."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from . import settings
+from ._cli_options import database_option, existing_database, new_database_option
+
+if TYPE_CHECKING:
+    from .tuned_db.union import Added
+
+PATIENCE = 600.0
+"""Seconds that a push waits for others that write."""
+PAUSE = 2.0
+"""Seconds between lines that say how far it is."""
+
+team_option = click.option(
+    "--team",
+    metavar="ADDRESS",
+    help="The team's database, such as postgresql://me@host/tuned. Others on this machine can see what a command is "
+    "given: keep a password in ~/.pgpass. [default: $FLASHTUNE_TEAM_DB]",
+)
+
+
+@click.command()
+@team_option
+@click.option("--create", is_flag=True, help="Make the tables first if the team's database is empty.")
+@database_option
+def push(team: str | None, create: bool, database: Path | None) -> None:
+    """Send the team what was measured here.
+
+    Only rows that the team lacks are sent, all of them or none, so that a push that was cut off is just repeated. A row
+    that the team has with other values is refused, and nothing is added then. Predictions are not sent.
+
+    \b
+    Examples:
+      flashtune db push                                       to $FLASHTUNE_TEAM_DB
+      flashtune db push --team postgresql://me@host/tuned --create
+      flashtune db push --db node7.db
+    """
+    from .tuned_db.store import Store
+    from .tuned_db.team import create_team
+    from .tuned_db.transfer import carry
+
+    address = _address(team)
+    with Store.open(existing_database(database), create=False, readonly=True) as local:
+        if create and create_team(address, timeout=PATIENCE):
+            click.echo("Made the tables of the team's database")
+        shared = Store.on_server(address, timeout=PATIENCE)
+        _report(carry(local, shared, _ticker()))
+        click.echo(f"Stored in {shared.place}")
+
+
+@click.command()
+@team_option
+@new_database_option
+def pull(team: str | None, database: Path | None) -> None:
+    """Fetch what the team has measured.
+
+    Only rows that are missing here are fetched, all of them or none, so that a pull that was cut off is just repeated.
+    Each row is checked as those of an export are. attention() then finds the winners here; it never asks the server.
+
+    \b
+    Examples:
+      flashtune db pull                                       from $FLASHTUNE_TEAM_DB
+      flashtune db pull --team postgresql://me@host/tuned --db team.db
+    """
+    from .tuned_db.store import Store
+    from .tuned_db.transfer import carry
+
+    shared = Store.on_server(_address(team), readonly=True)
+    with Store.open(database or settings.database_path()) as local:
+        _report(carry(shared, local, _ticker()))
+        click.echo(f"Stored in {local.path}")
+
+
+@click.group()
+def team() -> None:
+    """Make, upgrade and look into the team's database.
+
+    \b
+    Examples:
+      flashtune db team create              its tables, in an empty PostgreSQL database
+      flashtune db team info                what it holds
+      flashtune db team upgrade             after an update of flashtune that changed the schema
+    """
+
+
+@team.command()
+@team_option
+def create(team: str | None) -> None:
+    """Make the tables in an empty PostgreSQL database.
+
+    A database that holds anything of another program is left alone. Its user needs the right to create tables; those
+    who push need SELECT, INSERT and USAGE of sequences, those who pull SELECT.
+
+    \b
+    Examples:
+      createdb -h host tuned && flashtune db team create --team postgresql://me@host/tuned
+    """
+    from .tuned_db.team import create_team
+
+    made = create_team(_address(team))
+    click.echo(
+        "Made the tables of the team's database" if made else "The tables are there already: nothing was changed"
+    )
+
+
+@team.command()
+@team_option
+def upgrade(team: str | None) -> None:
+    """Bring the tables to the schema of this flashtune.
+
+    All of it happens or nothing. Older versions of flashtune refuse the database from then on, so let all update first.
+
+    \b
+    Examples:
+      flashtune db team upgrade
+    """
+    from .tuned_db.team import upgrade_team
+
+    before, after = upgrade_team(_address(team))
+    click.echo(f"Schema version {after}, as it was" if before == after else f"Schema version {before} became {after}")
+
+
+@team.command()
+@team_option
+def info(team: str | None) -> None:
+    """Say what the team's database holds.
+
+    \b
+    Examples:
+      flashtune db team info
+      flashtune db team info --team postgresql://me@host/tuned
+    """
+    from .tuned_db.team import team_summary
+
+    found = team_summary(_address(team))
+    click.echo(f"address       {found.address} ({found.bytes / 1e6:.1f} MB, PostgreSQL {_clean(found.server)})")
+    click.echo(f"id            {_clean(found.origin)}")
+    click.echo(f"schema        {found.schema}")
+    click.echo(f"measurements  {found.measurements} of {_counted(found.sessions, 'session')}")
+    for each in found.shares:
+        problems, cards = _counted(each.problems, "problem"), _counted(each.cards, "card")
+        dates = f"{_clean(each.first[:10])} to {_clean(each.last[:10])}"
+        click.echo(f"              {_clean(each.gpu_name)}: {each.measurements} for {problems} on {cards}, {dates}")
+    click.echo(f"predictions   {found.predictions}")
+
+
+def _address(given: str | None) -> str:
+    return given if given is not None else settings.team_database()
+
+
+def _report(added: Added) -> None:
+    click.echo(f"{added.new} new measurements, {added.known} that were there")
+    for reason in added.refused:
+        click.echo(f"  passed over: {reason}", err=True)
+
+
+def _ticker() -> Callable[[str], None]:
+    """Says how far it is on stderr, but not so often that it fills the screen, and not at all in the first seconds."""
+    last = time.monotonic()
+
+    def tick(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PAUSE:
+            last = time.monotonic()
+            click.echo(text, err=True)
+
+    return tick
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _clean(text: str) -> str:
+    """Text from a server that others write, as it may be printed."""
+    from .codegen.value import shown
+
+    return text if text.isprintable() and len(text) <= 200 else shown(text)

@@ -1,0 +1,113 @@
+"""`flashtune db verify`: are the claims of a tuning database reproduced on the GPU here?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ._cli_options import database_option, devices_option, problem_from, problem_options, take_problem
+
+if TYPE_CHECKING:
+    from .tuned_db.trust import Claim
+    from .tuner.report import Progress
+    from .tuner.verify import Verification, Verified
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+@click.command()
+@click.option("--gpu", help="GPU such as h100, which must be here. [default: the first]")
+@click.option(
+    "--sample", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Winners, drawn at random."
+)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the draw.")
+@problem_options
+@devices_option
+@database_option
+def verify(
+    gpu: str | None, sample: int, seed: int, devices: list[int] | None, database: Path | None, **flags: Any
+) -> None:
+    """Time winners again, against the default, and say whether their claims are reproduced.
+
+    Some of the winners for the GPU here are drawn, or the one of the problem that the flags describe. Each is checked
+    for correctness, then timed together with the default config. That takes a few seconds for each, and no other
+    work should be on the card. What is measured is stored as a session of its own: a claim that a session of another
+    day or another card reproduces is verified, one that it does not is disputed and gives way to others.
+
+    The exit code is 1 where a claim was not reproduced, or none could be run.
+
+    \b
+    Examples:
+      flashtune db verify
+      flashtune db verify --gpu h200 --sample 50 --seed 1
+      flashtune db verify --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --causal
+      flashtune db verify --db team.db --devices 1
+    """
+    from .tuner.verify import verify as run
+
+    given = take_problem(flags)
+    problem = problem_from(given) if given else None
+    told = _Told()
+    found = run(
+        gpu, sample=sample, seed=seed, problem=problem, devices=devices, database=database, progress=told.show
+    )  # fmt: skip
+    print_verification(found)
+    if found.interrupted:
+        sys.exit(INTERRUPTED)
+    if found.stopped or found.count("not reproduced") or not found.count("reproduced"):
+        sys.exit(1)
+
+
+def print_verification(found: Verification) -> None:
+    """The table, then what it comes to."""
+    from rich.text import Text
+
+    from ._cli_tables import config_text, console, table
+    from .tuner.verify import WORDS
+
+    headings = ("problem", "config", "claimed", "here", "verdict", "trust")
+    shown = table(*headings, title=f"{found.gpu}: winners timed again")
+    for each in found.rows:
+        verdict = f"{each.word}: {each.why}" if each.why else each.word
+        cells = (str(each.stored.problem), config_text(each.stored.config), ratio_text(each.stored.claim))
+        shown.add_row(*(Text(cell) for cell in (*cells, ratio_text(each.here), verdict, _trust(each))))
+    console().print(shown)
+    counts = ", ".join(f"{found.count(word)} {word}" for word in WORDS)
+    click.echo(f"{counts}, of {len(found.rows)} in {found.seconds:.0f} s. Stored as session {found.session}")
+    if any(each.level == "candidate" for each in found.rows if each.word == "reproduced"):
+        click.echo("What stays a candidate was claimed on this card today: another day or another card can confirm it.")
+    if found.note:
+        click.echo(f"Note: {found.note}")
+    if found.stopped:
+        click.echo(f"Stopped: {found.stopped}")
+    if found.interrupted:
+        click.echo("Interrupted: all results up to here are stored.")
+
+
+def ratio_text(claim: Claim | None) -> str:
+    """Time relative to the default, with its interval where there is one."""
+    if claim is None:
+        return "-"
+    interval = "" if claim.low == claim.high else f" [{claim.low:.3f}, {claim.high:.3f}]"
+    return f"{claim.ratio:.3f}{interval}"
+
+
+def _trust(each: Verified) -> str:
+    return each.level if each.level == each.stored.level else f"{each.stored.level} -> {each.level}"
+
+
+class _Told:
+    """Prints a line for each problem that is done, and the first one."""
+
+    def __init__(self) -> None:
+        self._done = -1
+
+    def show(self, progress: Progress) -> None:
+        if progress.problems_done > self._done:
+            self._done = progress.problems_done
+            many = f"{self._done} of {progress.problems}: " if progress.problems else ""
+            click.echo(f"{many}{progress.text}", err=True)

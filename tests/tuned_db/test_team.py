@@ -1,0 +1,374 @@
+"""A team's server: its tables, who may be there at once, and one clear error for whatever is wrong with it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from postgres_server import GUARDED, PASSWORD, Cluster
+from sqlalchemy import Connection, text
+
+from flashtune.errors import (
+    DatabaseDamaged,
+    DatabaseForeign,
+    DatabaseNotWritable,
+    DatabaseTooNew,
+    InvalidInput,
+    MissingDependency,
+    StoreError,
+)
+from flashtune.tuned_db.files import SCHEMA_VERSION
+from flashtune.tuned_db.models import Base
+from flashtune.tuned_db.postgres import VERSION_TABLE, Server, team_url
+from flashtune.tuned_db.records import Measurement
+from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.team import create_team, team_summary, upgrade_team
+from flashtune.tuned_db.transfer import carry
+from flashtune.tuned_db.upgrade import migrate
+
+Make = Callable[..., Any]
+Start = Callable[[str, Path], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def url(team_url: str) -> str:
+    return team_url
+
+
+def server(url: str) -> Server:
+    return Server(team_url(url), readonly=False, timeout=5.0)
+
+
+def columns(connection: Connection) -> list[tuple[object, ...]]:
+    query = (
+        "SELECT table_name, column_name, data_type, is_nullable, column_default FROM information_schema.columns "
+        "WHERE table_schema = 'public' ORDER BY table_name, ordinal_position"
+    )
+    return [tuple(row) for row in connection.execute(text(query))]
+
+
+def test_migrations_make_exactly_the_models(url: str) -> None:
+    with server(url).reading() as connection:
+        options = {"compare_type": True, "compare_server_default": True, "version_table": VERSION_TABLE}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_constraints_are_those_of_the_models(url: str, empty_url: str) -> None:
+    def names(connection: Connection) -> set[str]:
+        constraints = text("SELECT conname FROM pg_constraint WHERE connamespace = 'public'::regnamespace")
+        indices = text("SELECT indexname FROM pg_indexes WHERE schemaname = 'public'")
+        found = {*connection.execute(constraints).scalars(), *connection.execute(indices).scalars()}
+        return {each for each in found if VERSION_TABLE not in each}
+
+    with server(empty_url).writing() as connection:
+        Base.metadata.create_all(connection)
+    with server(url).reading() as made, server(empty_url).reading() as wanted:
+        assert names(made) == names(wanted)
+
+
+def test_each_migration_goes_up_and_down_and_an_old_team_is_upgraded(empty_url: str, measurement: Make) -> None:
+    create_team(empty_url)
+    record = measurement()
+    Store.on_server(empty_url).record(record)
+    with server(empty_url).writing() as connection:
+        new = columns(connection)
+        migrate(connection, "0001", down=True, version_table=VERSION_TABLE)
+        assert len(columns(connection)) == len(new) - 8
+    for opening in (Store.on_server, team_summary):
+        with pytest.raises(StoreError, match=r"schema version 1, older than 2\. Upgrade it: flashtune db team upgrade"):
+            opening(empty_url)
+    assert upgrade_team(empty_url) == (1, SCHEMA_VERSION)
+    assert upgrade_team(empty_url) == (SCHEMA_VERSION, SCHEMA_VERSION)
+    assert Store.on_server(empty_url).measurements() == [record]
+    with server(empty_url).writing() as connection:
+        assert columns(connection) == new
+        migrate(connection, "base", down=True, version_table=VERSION_TABLE)
+        assert {row[0] for row in columns(connection)} == {VERSION_TABLE}
+
+
+def test_tables_are_made_once_and_only_where_nothing_is(cluster: Cluster, empty_url: str) -> None:
+    made: list[bool] = []
+    threads = [threading.Thread(target=lambda: made.append(create_team(empty_url))) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(made) == [False, False, False, True]
+    origin = Store.on_server(empty_url).origin
+    assert not create_team(empty_url)
+    assert Store.on_server(empty_url).origin == origin
+    foreign = cluster.create()
+    cluster.execute("CREATE TABLE notes (text text)", foreign)
+    with pytest.raises(DatabaseForeign, match="tables of another program: nothing was made"):
+        create_team(foreign)
+    assert cluster.execute("SELECT relname FROM pg_class WHERE relname IN ('notes', 'problem')", foreign) == [
+        ("notes",)
+    ]
+
+
+def test_half_made_tables_are_undone(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flashtune.tuned_db.team.new_id", fail)
+        with pytest.raises(InterruptedError):
+            create_team(empty_url)
+    with server(empty_url).reading() as connection:
+        assert columns(connection) == []
+    assert create_team(empty_url)
+
+
+def test_names_of_gpus_need_an_encoding_that_has_them(cluster: Cluster) -> None:
+    latin = cluster.create(options="ENCODING 'LATIN1' LOCALE 'C'")
+    with pytest.raises(StoreError, match=r"encoding LATIN1, .* createdb -E UTF8"):
+        create_team(latin)
+
+
+def test_a_summary_counts(url: str, measurement: Make, problem: Make, prediction: Make) -> None:
+    team = Store.on_server(url)
+    team.record_all([measurement(), measurement(problem=problem(batch=3), unit="GPU-2", session="another")])
+    team.record_prediction(prediction())
+    found = team_summary(url)
+    assert (found.origin, found.schema, found.measurements, found.sessions) == (team.origin, SCHEMA_VERSION, 2, 2)
+    assert found.predictions == 1
+    (share,) = found.shares
+    assert (share.measurements, share.problems, share.cards, share.first) == (2, 2, 2, "2026-11-29T12:00:00.000Z")
+
+
+# What may be wrong with a server
+
+
+def test_an_address_that_is_none_is_refused_without_being_shown() -> None:
+    for given, message in (
+        ("tuned.db", "needs an address such as"),
+        ("mysql://me:sesame@host/tuned", "not one that begins with 'mysql'"),
+        ("sesame@x://host/tuned", "needs an address such as"),
+        ("postgresql://me:ses@me@host:port/tuned", "can't be read"),
+        ("postgresql://me:sesame@host:99999/tuned", "can't be read"),
+        ("postgresql://me:sesame@host", "names no database"),
+        ("postgresql://me:sesame@host/", "names no database"),
+        ("postgresql+asyncpg://me:sesame@host/tuned", "begins with 'postgresql\\+asyncpg'"),
+        ("", "needs an address such as"),
+    ):
+        with pytest.raises(InvalidInput, match=message) as caught:
+            Store.on_server(given)
+        assert "ses" not in str(caught.value)
+
+
+def test_a_password_is_shown_nowhere(cluster: Cluster, tmp_path: Path) -> None:
+    url = f"postgresql://{GUARDED}:{PASSWORD}@127.0.0.1:{cluster.port}/made?password={PASSWORD}"
+    team = Store.on_server(url)
+    with pytest.raises(StoreError, match="is not a file") as caught:
+        _ = team.path
+    for shown in (str(team.place), team_summary(url).address, repr(team), str(caught.value)):
+        assert PASSWORD not in shown
+    assert f"{GUARDED}:***@127.0.0.1" in str(team.place)
+
+
+def failures(cluster: Cluster) -> dict[str, tuple[str, type[StoreError], str]]:
+    at = f"127.0.0.1:{cluster.port}"
+    foreign, damaged, newer, odd = (cluster.create(template=each) for each in ("template0", "made", "made", "made"))
+    cluster.execute("CREATE TABLE alembic_version (version_num text)", foreign)
+    cluster.execute("DROP TABLE variant CASCADE", damaged)
+    cluster.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0099'", newer)
+    cluster.execute(f"UPDATE {VERSION_TABLE} SET version_num = 'x\x1b[2J'", odd)
+    gone = cluster.create(template="made")
+    cluster.execute("DELETE FROM origin", gone)
+    return {
+        "wrong password": (f"postgresql://{GUARDED}:sesame@{at}/made", StoreError, "password authentication failed"),
+        "no password": (f"postgresql://{GUARDED}@{at}/made", StoreError, "no password supplied"),
+        "no such user": (f"postgresql://nobody:sesame@{at}/made", StoreError, 'role "nobody" does not exist'),
+        "no such database": (f"postgresql://tuner:sesame@{at}/none", StoreError, 'database "none" does not exist'),
+        "no server": ("postgresql://tuner:sesame@127.0.0.1:1/made", StoreError, "can't be reached.*refused"),
+        "no such host": ("postgresql://tuner:sesame@host.invalid/made", StoreError, "can't be reached"),
+        "empty": (cluster.create(), StoreError, "is empty. Make its tables: flashtune db push --create"),
+        "of another program": (foreign, DatabaseForeign, "tables of another program and none of flashtune's"),
+        "newer": (newer, DatabaseTooNew, "schema version 99, this flashtune knows up to 2. Upgrade: pip install"),
+        "version that is none": (odd, DatabaseDamaged, r"its schema version is \['x\\x1b\[2J'\]"),
+        "id gone": (gone, DatabaseDamaged, "its id is gone"),
+        "table gone": (damaged, DatabaseDamaged, 'relation "variant" does not exist'),
+    }
+
+
+def test_what_is_wrong_is_one_error_that_names_the_server(cluster: Cluster, tmp_path: Path, measurement: Make) -> None:
+    local = Store.open(tmp_path / "local.db")
+    local.record(measurement())
+    for what, (url, error, message) in failures(cluster).items():
+        with pytest.raises(error, match=message) as caught:
+            carry(Store.on_server(url), local)
+        shown = str(caught.value)
+        assert type(caught.value) is error, what
+        assert shown.startswith("team database postgresql://"), what
+        assert "\n" not in shown, what
+        assert "sesame" not in shown, what
+    assert len(local.measurements()) == 1
+
+
+def test_a_server_that_does_not_answer_is_given_up(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://tuner:sesame@127.0.0.1:{silent.getsockname()[1]}/tuned?connect_timeout=2"
+        with pytest.raises(StoreError, match=r"can't be reached: .*timeout") as caught:
+            Store.on_server(url)
+    assert "sesame" not in str(caught.value)
+
+
+def test_without_psycopg_there_is_a_hint(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingDependency, match=re.escape('pip install "flashtune[postgres]"')):
+        Store.on_server(url)
+
+
+def test_who_may_only_read_can_pull_and_not_push(cluster: Cluster, url: str, tmp_path: Path, measurement: Make) -> None:
+    Store.on_server(url).record(measurement())
+    if not cluster.execute("SELECT 1 FROM pg_roles WHERE rolname = 'reader'"):
+        cluster.execute("CREATE ROLE reader LOGIN")
+    cluster.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader", url)
+    local = Store.open(tmp_path / "local.db")
+    as_reader = cluster.url(url.rpartition("/")[2], "reader")
+    assert carry(Store.on_server(as_reader, readonly=True), local).new == 1
+    local.record(measurement())
+    with pytest.raises(DatabaseNotWritable, match="can't be written: permission denied for table"):
+        carry(local, Store.on_server(as_reader))
+    with pytest.raises(DatabaseNotWritable, match="read-only"):
+        Store.on_server(as_reader, readonly=True).record(measurement())
+    with pytest.raises(DatabaseNotWritable, match="can't be written: permission denied for schema public"):
+        create_team(cluster.url("postgres", "reader"))
+
+
+def test_a_reader_can_not_write_even_by_mistake(url: str) -> None:
+    with pytest.raises(DatabaseNotWritable, match="read-only transaction"), server(url).reading() as connection:
+        connection.execute(text("DELETE FROM origin"))
+
+
+def test_writers_wait_for_their_turn_and_readers_do_not(url: str, measurement: Make) -> None:
+    team, impatient = Store.on_server(url), Store.on_server(url, timeout=0.2)
+    with team.place.writing():
+        assert impatient.measurements() == []
+        with pytest.raises(StoreError, match=r"has been locked by another process for 0\.2 s"):
+            impatient.record(measurement())
+    impatient.record(measurement())
+    assert len(team.measurements()) == 1
+
+
+def test_a_snapshot_is_of_one_moment(url: str, measurement: Make) -> None:
+    team = Store.on_server(url)
+    with team.snapshot() as view:
+        assert view.measurements() == []
+        team.record(measurement())
+        assert view.measurements() == []
+    assert len(team.measurements()) == 1
+
+
+# Many at once, and those that are cut off
+
+
+def pushed(rows: list[Measurement], tmp_path: Path) -> Store:
+    local = Store.open(tmp_path / "local.db")
+    local.record_all(rows)
+    return local
+
+
+def test_a_server_that_stops_in_the_middle_has_nothing_of_a_push(
+    cluster: Cluster, url: str, tmp_path: Path, measurement: Make, pair: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashtune.tuned_db.transfer.CHUNK", 5)
+    rows = [measurement(session=f"session {number}") for number in range(20)]
+    local, team = pushed(rows, tmp_path), Store.on_server(url)
+
+    def stop(text: str) -> None:
+        if text == "10 of 20 sent":
+            cluster.stop()
+
+    try:
+        with pytest.raises(StoreError, match=r"^team database .* can't be reached: "):
+            carry(local, team, stop)
+        with pytest.raises(StoreError, match=r"can't be reached: .*refused"):
+            Store.on_server(url)
+    finally:
+        cluster.start()
+    assert team.measurements() == []
+    assert carry(local, team).new == 20
+    assert len(team.measurements()) == 20
+
+
+def test_a_push_that_was_killed_is_repeated(start: Start, url: str, tmp_path: Path, measurement: Make) -> None:
+    rows = [measurement(session=f"session {number}") for number in range(400)]
+    local, team = pushed(rows, tmp_path), Store.on_server(url)
+    code = f"""
+        import time
+        from flashtune.tuned_db import transfer
+        transfer.CHUNK = 50
+        def tell(text):
+            print(text, flush=True)
+            if text == "200 of 400 sent":
+                time.sleep(60)
+        transfer.carry(Store.open(path), Store.on_server({url!r}), tell)
+    """
+    process = start(code, tmp_path / "local.db")
+    assert process.stdout is not None
+    lines = iter(process.stdout.readline, "")
+    seen = next((line for line in lines if line == "200 of 400 sent\n"), None)
+    process.kill()
+    process.communicate()
+    assert seen is not None
+    assert team.measurements() == []
+    assert carry(local, team).new == 400
+    assert sorted(each.id for each in team.measurements()) == sorted(each.id for each in rows)
+
+
+@pytest.mark.slow
+def test_eight_processes_push_and_pull_at_once(start: Start, url: str, tmp_path: Path, measurement: Make) -> None:
+    """For ten seconds: some rows are everybody's, most are one's own, and all share problems, variants and devices."""
+    common = Store.open(tmp_path / "common.db")
+    common.record_all([measurement(session="common") for _ in range(30)])
+    code = f"""
+        import os, time
+        from flashtune.tuned_db.transfer import carry
+        from flashtune.tuned_db.union import add_database
+        import pathlib
+        folder = pathlib.Path(path)
+        number = int(sys.stdin.readline())
+        local = Store.open(folder / f"{{number}}.db")
+        add_database(local, folder / "common.db")
+        team = Store.on_server({url!r}, timeout=60)
+        end, turns = time.monotonic() + 10, 0
+        while time.monotonic() < end:
+            turns += 1
+            local.record_all([
+                fakes.make_measurement(
+                    session=f"worker {{number}}", unit=f"GPU-{{turns}}", problem=fakes.make_problem(batch=turns),
+                    config=fakes.PairConfig(block=block, stages=1 + (turns + number) % 3),
+                )
+                for block in (16, 32, 64, 128, 256)
+            ])
+            carry(local, team)
+            if turns % 4 == number % 4:
+                carry(team, local)
+        carry(local, team)
+        print(turns)
+    """
+    workers = [start(code, tmp_path) for _ in range(8)]
+    for number, each in enumerate(workers):
+        assert each.stdin is not None
+        each.stdin.write(f"{number}\n")
+        each.stdin.flush()
+    turns = [int(each.communicate(timeout=120)[0]) for each in workers]
+    assert min(turns) >= 1
+    found = Store.on_server(url).measurements()
+    assert len(found) == len({each.id for each in found}) == 30 + 5 * sum(turns)
+    for number in range(8):
+        local = Store.open(tmp_path / f"{number}.db")
+        assert {each.id for each in local.measurements()} <= {each.id for each in found}
+        carry(Store.on_server(url), local)
+        assert local.measurements() == found

@@ -1,0 +1,376 @@
+"""`flashtune db verify` on fake devices: what is drawn, what is stored, and what the verdicts say."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, LocalWorker, landscape, problem, run
+
+from flashtune.cli import main
+from flashtune.codegen import device
+from flashtune.codegen.config import Config
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.problem import Problem
+from flashtune.errors import InvalidInput, NoGpu, StoreError
+from flashtune.tuned_db.lookup import find
+from flashtune.tuned_db.records import Measurement, new_id
+from flashtune.tuned_db.store import Store
+from flashtune.tuner import post
+from flashtune.tuner import session as session_module
+from flashtune.tuner import verify as module
+from flashtune.tuner.readings import Readings
+from flashtune.tuner.trial import DeviceLostError, Outcome
+from flashtune.tuner.verify import Verification, verify, verify_claims, winners
+
+PROBLEMS = [problem(512), problem(1024), problem(2048)]
+DEFAULT = FAMILY.default(PROBLEMS[0].spec, GPU)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A database with a winner for each problem, all measured on one card."""
+    path = tmp_path_factory.mktemp("tuned") / "tuned.db"
+    run(path, PROBLEMS, 60)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def path(tuned: bytes, tmp_path: Path) -> Path:
+    made = tmp_path / "tuned.db"
+    made.write_bytes(tuned)
+    return made
+
+
+def verified(path: Path, *benches: FakeBench, sample: int = 20, seed: int = 0, wanted: Problem | None = None) -> Any:
+    found = winners(path, GPU, sample, seed, wanted)
+    with Store.open(path) as store:
+        units = benches or (FakeBench(unit="GPU-other"),)
+        return verify_claims(found, GPU, store, units, FakeBuilder(), seed, lambda _: None, hire=LocalWorker)
+
+
+def rows_of(path: Path, session: str) -> list[Measurement]:
+    with Store.open(path, readonly=True) as store:
+        return store.measurements(session=session)
+
+
+def words(found: Verification) -> list[str]:
+    return [each.word for each in found.rows]
+
+
+def slower(winner: Config, factor: float) -> Callable[[Config], float]:
+    return lambda config: landscape(config) * (factor if config == winner else 1)
+
+
+def test_the_winners_are_checked_and_meet_the_default_in_a_final(path: Path) -> None:
+    bench = FakeBench(unit="GPU-other")
+    before = {each: find(each, GPU, store_path=path) for each in PROBLEMS}
+    found = verified(path, bench)
+    assert words(found) == ["reproduced"] * 3
+    for each in found.rows:
+        config = before[each.stored.problem].config
+        assert each.stored.config == config != DEFAULT
+        assert bench.finalists[each.stored.problem] == [DEFAULT, config]
+        assert each.here is not None
+        assert each.here.ratio == pytest.approx(each.stored.claim.ratio)
+    assert sorted(bench.attempts, key=str) == sorted(
+        ((each, config) for each in PROBLEMS for config in (DEFAULT, before[each].config)), key=str
+    )
+
+
+def test_what_was_measured_is_an_ordinary_session_that_verifies(path: Path) -> None:
+    with Store.open(path, readonly=True) as store:
+        earlier = store.measurements()
+    found = verified(path)
+    assert {(each.stored.level, each.level) for each in found.rows} == {("candidate", "verified")}
+    with Store.open(path, readonly=True) as store:
+        assert [each for each in store.measurements() if each.session != found.session] == earlier
+    rows = rows_of(path, found.session)
+    assert {each.unit for each in rows} == {"GPU-other"}
+    finals = [each for each in rows if each.stage == "final"]
+    assert len(finals) == 6
+    assert all(each.ratio is not None and each.rounds == 9 for each in finals)
+    choice = find(PROBLEMS[0], GPU, store_path=path)
+    assert choice.trust is not None
+    assert (choice.trust.level, choice.trust.units) == ("verified", ("GPU-fake", "GPU-other"))
+
+
+def test_the_same_card_on_the_same_day_reproduces_and_verifies_nothing(path: Path) -> None:
+    found = verified(path, FakeBench())
+    assert words(found) == ["reproduced"] * 3
+    assert {each.level for each in found.rows} == {"candidate"}
+
+
+def test_a_claim_that_is_not_reproduced_is_disputed_and_gives_way(path: Path) -> None:
+    winner = find(PROBLEMS[1], GPU, store_path=path).config
+    found = verified(path, FakeBench(slower(winner, 1.05), unit="GPU-other"), wanted=PROBLEMS[1])
+    (row,) = found.rows
+    assert (row.word, row.stored.level, row.level) == ("not reproduced", "candidate", "disputed")
+    assert row.here is not None
+    assert row.here.ratio == pytest.approx(1.05 * row.stored.claim.ratio)
+    assert find(PROBLEMS[1], GPU, store_path=path).config != winner
+
+
+@pytest.mark.parametrize(("status", "word"), [("wrong", "not reproduced"), ("out_of_memory", "could not be run")])
+def test_a_winner_that_fails_says_so(path: Path, status: str, word: str) -> None:
+    winner = find(PROBLEMS[0], GPU, store_path=path).config
+
+    def outcome(config: Config, number: int) -> Outcome | None:
+        return Outcome(status=status, message="row 3") if config == winner else None
+
+    (row,) = verified(path, FakeBench(unit="GPU-other", outcome=outcome), wanted=PROBLEMS[0]).rows
+    assert (row.word, row.why, row.here) == (word, f"{status}: row 3", None)
+    assert row.level == "candidate"
+    assert (find(PROBLEMS[0], GPU, store_path=path).config == winner) == (status != "wrong")
+
+
+def test_a_default_that_fails_is_no_baseline(path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        return Outcome(status="failed", message="row 3") if config == DEFAULT else None
+
+    (row,) = verified(path, FakeBench(unit="GPU-other", outcome=outcome), wanted=PROBLEMS[0]).rows
+    assert (row.word, row.why) == ("could not be run", "the default: failed: row 3")
+
+
+def test_a_problem_that_does_not_fit_says_so(tmp_path: Path) -> None:
+    path, large = tmp_path / "tuned.db", problem(8192)
+    run(path, [large], 12)
+    (row,) = verified(path, FakeBench(unit="GPU-other", unprepared="needs 900 GB")).rows
+    assert (row.word, row.why) == ("could not be run", "needs 900 GB")
+
+
+def test_a_final_on_a_shared_card_says_nothing(path: Path) -> None:
+    class Shared(FakeBench):
+        def readings(self) -> Readings:
+            return Readings(contended=True)
+
+    found = verified(path, Shared(lambda config: 1e-3, unit="GPU-other"))
+    assert words(found) == ["could not be run"] * 3
+    assert {each.level for each in found.rows} == {"candidate"}
+    assert "shared" in found.rows[0].why
+
+
+def test_times_that_scatter_say_nothing(path: Path) -> None:
+    class Loud(FakeBench):
+        def finals(self, problem: Problem, configs: Any, *rest: Any) -> dict[Config, list[float]]:
+            rounds = super().finals(problem, configs, *rest)
+            return {
+                each: [time * (1 + number / 10 * (each != DEFAULT)) for number, time in enumerate(times)]
+                for each, times in rounds.items()
+            }
+
+    found = verified(path, Loud(unit="GPU-other"))
+    assert words(found) == ["could not be run"] * 3
+    assert "scatter" in found.rows[0].why
+    assert {each.level for each in found.rows} == {"candidate"}
+
+
+def test_a_config_that_costs_its_workers_is_blamed_and_the_others_go_on(path: Path) -> None:
+    winner = find(PROBLEMS[0], GPU, store_path=path).config
+    there = [find(each, GPU, store_path=path).config for each in PROBLEMS].count(winner)
+
+    class Fragile(FakeBench):
+        def attempt(self, problem: Problem, config: Config, *rest: Any) -> Outcome:
+            if (problem, config) == (PROBLEMS[0], winner):
+                raise DeviceLostError("the card fell off the bus")
+            return super().attempt(problem, config, *rest)
+
+    found = verified(path, Fragile(unit="GPU-other"))
+    by_problem = {each.stored.problem: each for each in found.rows}
+    assert by_problem[PROBLEMS[0]].word == "not reproduced"
+    assert "illegal_access" in by_problem[PROBLEMS[0]].why
+    assert words(found).count("reproduced") >= 3 - there
+
+
+def test_a_device_that_can_not_be_opened_ends_the_run_with_a_reason(path: Path) -> None:
+    class Shut(FakeBench):
+        def open(self) -> FakeBench:
+            super().open()
+            raise DeviceLostError("no memory for a context")
+
+    bench = Shut(unit="GPU-other")
+    found = verified(path, bench)
+    assert bench.opened == post.IDLE_DEATHS
+    assert "no memory for a context" in found.stopped
+    assert words(found) == ["could not be run"] * 3
+    assert all("no memory for a context" in each.why for each in found.rows)
+
+
+def test_ctrl_c_keeps_what_was_measured(path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number == 3:
+            signal.raise_signal(signal.SIGINT)
+        return None
+
+    bench = FakeBench(unit="GPU-other", outcome=outcome)
+    found = verified(path, bench)
+    assert found.interrupted
+    assert len(rows_of(path, found.session)) == len(bench.attempts) < 6
+    assert set(words(found)) == {"could not be run"}
+    assert found.rows[-1].why == "interrupted"
+
+
+def test_two_cards_share_the_winners(path: Path) -> None:
+    benches = FakeBench(unit="GPU-b"), FakeBench(unit="GPU-c")
+    assert words(verified(path, *benches)) == ["reproduced"] * 3
+    assert all(bench.finalists for bench in benches)
+
+
+def test_the_draw_follows_the_seed(path: Path) -> None:
+    drawn = [[each.problem for each in winners(path, GPU, 2, seed)] for seed in (*range(20), *range(20))]
+    assert drawn[:20] == drawn[20:]
+    assert len({tuple(each) for each in drawn}) > 3
+    assert all(len(set(each)) == 2 for each in drawn)
+
+
+def test_only_claims_that_can_be_verified_are_drawn(path: Path) -> None:
+    """Not the default, not an older source, not a claim against another default, not one of another GPU."""
+    with Store.open(path, readonly=True) as store:
+        rows = store.measurements(problem=PROBLEMS[0], stage="final")
+    winner = find(PROBLEMS[0], GPU, store_path=path).measurement
+    assert winner is not None
+    default = next(each for each in rows if each.config == DEFAULT)
+
+    def database(name: str, *made: Measurement) -> Path:
+        other = path.with_name(f"{name}.db")
+        with Store.open(other) as store:
+            store.add(dataclasses.replace(each, id=new_id()) for each in made)
+        return other
+
+    old, h100 = "0" * 64, gpu_by_alias("h100")
+    assert len(winners(database("both", winner, default), GPU, 20, 0)) == 1
+    assert len(winners(database("alone", winner), GPU, 20, 0)) == 1
+    for name, *made in (
+        ("default", default),
+        ("older", dataclasses.replace(winner, source_digest=old), default),
+        ("another", winner, dataclasses.replace(default, source_digest=old)),
+        ("measure", dataclasses.replace(winner, stage="measure"), default),
+        ("elsewhere", dataclasses.replace(winner, gpu_key=h100.key, gpu_name=h100.name)),
+    ):
+        with pytest.raises(InvalidInput, match="nothing to verify"):
+            winners(database(name, *made), GPU, 20, 0)
+
+
+# The command
+
+
+class Unit:
+    """In place of a `CudaUnit`: worker processes are not started in these tests."""
+
+    bench: FakeBench
+
+    def __init__(self, index: int, gpu: object, uuid: str) -> None:
+        self.index, self.uuid, self.name = index, uuid, f"cuda:{index}"
+
+    def open(self) -> FakeBench:
+        return self.bench
+
+    def sources(self, problem: Problem) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> type[Unit]:
+    """The GPU is here, and its bench is ``Unit.bench``."""
+    monkeypatch.setattr(module, "require_device", lambda: GPU)
+    monkeypatch.setattr(session_module, "visible_gpus", lambda: [GPU])
+    monkeypatch.setattr(session_module, "unit_uuid", lambda index: "GPU-other")
+    monkeypatch.setattr(session_module, "CudaUnit", Unit)
+    monkeypatch.setattr(module, "ProcessBuilder", lambda arch, workers: FakeBuilder())
+    hired = module.verify_claims
+    monkeypatch.setattr(module, "verify_claims", lambda *given: hired(*given, hire=LocalWorker))
+    monkeypatch.setattr(Unit, "bench", FakeBench(unit="GPU-other"), raising=False)
+    return Unit
+
+
+def call(*arguments: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(main, ["db", "verify", *arguments])
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    return done
+
+
+def test_the_command_prints_claim_result_and_verdict(here: type[Unit], path: Path) -> None:
+    done = call("--db", str(path), "--sample", "2")
+    assert done.stdout.count("candidate -> verified") == 2
+    assert "2 reproduced, 0 not reproduced, 0 could not be run, of 2" in done.stdout
+    assert "choosing winners" in done.stderr
+    assert "2 of 2: " in done.stderr
+    again = call("--db", str(path), "--gpu", "a100", "--sample", "2")
+    assert "candidate" not in again.stdout
+
+
+def test_it_fails_where_a_claim_is_not_reproduced(here: type[Unit], path: Path) -> None:
+    winner = find(PROBLEMS[0], GPU, store_path=path).config
+    here.bench = FakeBench(slower(winner, 1.2), unit="GPU-other")
+    flags = ["--dtype", "float16", "--batch", "2", "--seqlen", "512", "--heads", "8", "--head-dim", "64"]
+    done = call("--db", str(path), *flags, code=1)
+    assert "0 reproduced, 1 not reproduced" in done.stdout
+    assert "candidate -> disputed" in done.stdout
+
+
+def test_ctrl_c_prints_what_is_known_and_ends_as_shells_have_it(here: type[Unit], path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        if number == 3:
+            signal.raise_signal(signal.SIGINT)
+        return None
+
+    here.bench = FakeBench(unit="GPU-other", outcome=outcome)
+    assert "Interrupted: all results up to here are stored." in call("--db", str(path), code=130).stdout
+
+
+def test_a_card_on_which_the_default_fails_too_disproves_nothing(here: type[Unit], path: Path) -> None:
+    def outcome(config: Config, number: int) -> Outcome | None:
+        raise DeviceLostError("the card fell off the bus")
+
+    here.bench = FakeBench(unit="GPU-other", outcome=outcome)
+    said = call("--db", str(path), code=1).stdout
+    assert "0 reproduced, 0 not reproduced, 3 could not be run" in said
+    assert "the default: illegal_access" in said
+    assert "the card fell off the bus" in said
+
+
+def test_it_fails_where_nothing_could_be_run(here: type[Unit], path: Path) -> None:
+    here.bench = FakeBench(outcome=lambda config, number: Outcome(status="out_of_memory"))
+    assert "3 could not be run" in call("--db", str(path), code=1).stdout
+
+
+def test_a_session_of_the_same_day_and_card_says_what_to_do(here: type[Unit], path: Path) -> None:
+    here.bench = FakeBench()
+    assert "another day or another card can confirm it" in call("--db", str(path)).stdout
+
+
+@pytest.mark.parametrize("named", [[], ["--gpu", "a100"]], ids=["the first", "named"])
+def test_without_the_gpu_there_is_one_error_and_nothing_changes(
+    path: Path, named: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in (device, session_module):
+        monkeypatch.setattr(each, "visible_gpus", list)
+    before = path.read_bytes()
+    done = call("--db", str(path), *named, code=1)
+    assert done.output.startswith("Error: ")
+    assert done.output.count("\n") == 1
+    assert "CUDA" in done.output
+    assert path.read_bytes() == before
+
+
+def test_bad_input_is_refused_before_anything_is_changed(here: type[Unit], path: Path, tmp_path: Path) -> None:
+    before = path.read_bytes()
+    for name, got in (("sample", 0), ("sample", True), ("sample", 2.0), ("seed", -1)):
+        given: dict[str, Any] = {name: got}
+        with pytest.raises(InvalidInput, match=f"{name}="):
+            verify(GPU, database=path, **given)
+    with pytest.raises(NoGpu, match="h100"):
+        verify("h100", database=path)
+    with pytest.raises(InvalidInput, match="nothing to verify for float16 d64 b2 s4096 h8"):
+        verify(GPU, database=path, problem=problem(4096))
+    assert path.read_bytes() == before
+    with pytest.raises(StoreError, match="there is no tuning database"):
+        verify(GPU, database=tmp_path / "none.db")
+    assert not (tmp_path / "none.db").exists()
+    assert "usage" in call("--db", str(path), "--sample", "0", code=2).output.lower()

@@ -1,0 +1,93 @@
+"""Push and pull: what one database has measured and another lacks, carried over a network.
+
+A union, as in `union.py`: in any order, any number of times, it comes to the same rows. First both sides compare ids
+and fingerprints, with no lock, and what is missing is collected in a temporary file; then it is added in one
+transaction. So a pull never keeps others from a file for longer than a local merge does, memory stays small however
+many rows there are, and what is cut off anywhere has added nothing: do it again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import IO
+
+from flashtune.codegen.value import shown
+from flashtune.errors import InvalidInput
+
+from .exchange import parse_line
+from .fingerprints import CHUNK
+from .gate import check, measurement_from_json, settled
+from .records import Measurement, canonical, to_json
+from .rows import Unreadable
+from .store import Store
+from .union import Added
+
+Progress = Callable[[str], None]
+
+
+def carry(source: Store, target: Store, progress: Progress = lambda text: None) -> Added:
+    """Adds the measurements of ``source`` that ``target`` lacks, all or none; ``progress`` hears how far it is.
+
+    Raises `InvalidInput` where both have a row under one id with different values; nothing is added then. Rows that
+    this version can't read are passed over. Predictions stay where they were made.
+    """
+    with tempfile.TemporaryFile(prefix="flashtune-") as missing:
+        found = _Comparison(source, target, missing, progress)
+        new = 0
+        if found.missing:
+            progress(f"adding {found.missing} to {target.place}, when it is our turn")
+            new = target.add_parts(_parts(missing, found.missing, progress))
+    refused = (f"{source.place}: {found.unreadable}",) if found.unreadable.rows else ()
+    # Another may have added some of them meanwhile.
+    return Added(new, found.known + found.missing - new, refused)
+
+
+class _Comparison:
+    """What ``target`` lacks, written to a file, and how many rows it is and has."""
+
+    def __init__(self, source: Store, target: Store, missing: IO[bytes], progress: Progress) -> None:
+        self.known = self.missing = 0
+        self.unreadable = Unreadable()
+        with source.snapshot() as ours, target.snapshot() as theirs:
+            total, done = ours.count(), 0
+            for chunk in ours.fingerprints():
+                plain = {each: digest for each, digest in chunk.items() if isinstance(each, str) and each.isprintable()}
+                self.unreadable.rows += len(chunk) - len(plain)
+                self._compare(ours, theirs, plain, missing)
+                done += len(chunk)
+                progress(f"{done} of {total} compared, {self.missing} are missing in {target.place}")
+
+    def _compare(self, ours: Store, theirs: Store, chunk: dict[str, str | None], missing: IO[bytes]) -> None:
+        there = {each: digest for part in theirs.fingerprints(list(chunk)) for each, digest in part.items()}
+        suspects = [each for each in chunk if each in there and (chunk[each] is None or chunk[each] != there[each])]
+        self.known += len(there) - len(suspects)
+        wanted = ours.by_id([*suspects, *(each for each in chunk if each not in there)])
+        counterparts = theirs.by_id(suspects)
+        for name, record in wanted.items():
+            if record is None:
+                self.unreadable.rows += 1
+            elif name not in counterparts:
+                missing.write(canonical(to_json(check(settled(record)))).encode() + b"\n")
+                self.missing += 1
+            elif counterparts[name] == settled(record):
+                self.known += 1
+            else:
+                raise InvalidInput(
+                    f"measurement {shown(name)} is in {theirs.place} with other values than in {ours.place}: nothing "
+                    "was added. Measurements never change, so one of the two was altered"
+                )
+
+
+def _parts(file: IO[bytes], total: int, progress: Progress) -> Iterator[list[Measurement]]:
+    file.seek(0)
+    done = 0
+    part: list[Measurement] = []
+    for line in file:
+        part.append(measurement_from_json(parse_line(line)))
+        if len(part) == CHUNK:
+            yield part
+            done += len(part)
+            progress(f"{done} of {total} sent")
+            part = []
+    yield part

@@ -1,0 +1,280 @@
+"""`flashtune db verify`: winners of a database are timed again here; is what they claim reproduced?
+
+A run is a tuning run that searches nothing: of each problem the default and the winner are checked and timed as any
+candidate, then they meet in a final. Its rows are ordinary measurements of a new session, by which `tuned_db.trust`
+judges the claim from then on.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, get_args
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.device import require_device
+from flashtune.codegen.gpu import Gpu
+from flashtune.codegen.model import default_config, predict
+from flashtune.codegen.problem import Problem
+from flashtune.codegen.value import shown
+from flashtune.errors import InvalidInput, NoGpu, StoreError, UnsupportedProblem
+from flashtune.settings import database_path
+from flashtune.tuned_db.lookup import find, source_digest
+from flashtune.tuned_db.records import REJECTING, Choice, Measurement, Variant
+from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.trust import Claim, claim_of, defaults, trust_of
+
+from .budget import Budget, Meter
+from .build import Builder, ProcessBuilder, interrupts_held, spare_workers
+from .coordinator import Coordinator, NoDeviceLeftError
+from .lane import Lane
+from .measured import leave_alone
+from .post import Post
+from .report import Progress
+from .session import locate
+from .sharing import deal, trial_seconds
+from .target import Target
+from .worker import ProcessWorker, Unit, Worker
+
+SAMPLE = 20
+"""Winners that are timed: about a minute. Where one in eight doesn't hold, a sample of 20 shows it with 93 %."""
+MESSAGE = 200
+"""Characters of the message of a failure; the row has all of it."""
+
+Word = Literal["reproduced", "not reproduced", "could not be run"]
+WORDS: tuple[Word, ...] = get_args(Word)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A winner whose claim is to be verified."""
+
+    problem: Problem
+    config: Config
+    default: Config
+    variant: Variant
+    claim: Claim
+    level: str
+    """How far it is trusted before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What came of one claim. ``here`` is None where there was no final to judge by; ``why`` then says why."""
+
+    stored: Stored
+    word: Word
+    here: Claim | None
+    why: str
+    level: str
+    """How far it is trusted now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """One run. ``session`` is its id in the database."""
+
+    gpu: Gpu
+    rows: tuple[Verified, ...]
+    session: str
+    seconds: float
+    interrupted: bool = False
+    stopped: str = ""
+    """Why it ended early, other than by Ctrl-C; empty if it did not."""
+    note: str = ""
+
+    def count(self, word: Word) -> int:
+        return sum(each.word == word for each in self.rows)
+
+
+def verify(
+    gpu: Gpu | str | None = None,
+    *,
+    sample: int = SAMPLE,
+    seed: int = 0,
+    problem: Problem | None = None,
+    devices: Sequence[int] | None = None,
+    database: str | Path | None = None,
+    progress: Callable[[Progress], None] = lambda progress: None,
+) -> Verification:
+    """Times ``sample`` winners of ``database`` for ``gpu``, drawn by ``seed``, or the one of ``problem``.
+
+    Winners are what attention() would run, if it has today's source, was in a final with today's default, and is
+    another config. Raises `NoGpu` where the GPU is not here, and `InvalidInput` or `StoreError` where there is nothing
+    to verify; all before anything is changed.
+    """
+    _check_number("sample", sample, 1)
+    _check_number("seed", seed, 0)
+    if gpu is None and devices is None:
+        gpu = require_device()
+    target, units, reason = locate(gpu, "auto", devices)
+    if not units:
+        raise NoGpu(f"{reason}. Claims are verified on the GPU that they are for; nothing was changed")
+    path = Path(database_path() if database is None else database)
+    if not path.exists():
+        raise StoreError(f"there is no tuning database at {path}")
+    progress(Progress(0.0, f"choosing winners of {path}", gpu=str(target)))
+    stored = winners(path, target, sample, seed, problem)
+    with ExitStack() as stack:
+        store = stack.enter_context(Store.open(path, create=False))
+        builder = ProcessBuilder(target.arch, spare_workers(len(units)))
+        stack.callback(builder.close)
+        return verify_claims(stored, target, store, units, builder, seed, progress)
+
+
+def winners(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | None = None) -> list[Stored]:
+    """At most ``sample`` winners for ``gpu`` with a claim that can be verified; `InvalidInput` where there is none."""
+    with Store.open(path, create=False, readonly=True) as store:
+        problems = store.problems(gpu_key=gpu.key) if problem is None else [problem]
+        found: list[Stored] = []
+        for each in random.Random(seed).sample(problems, len(problems)):
+            stored = None if each.out_dtype else _stored(store, each, gpu)
+            if stored is not None:
+                found.append(stored)
+            if len(found) == sample:
+                break
+    if not found:
+        what = f"for {gpu}" if problem is None else f"for {problem} on {gpu}"
+        raise InvalidInput(
+            f"there is nothing to verify {what} in {path}: no winner of today's source that was in a final with "
+            f"today's default and is another config. flashtune tune --gpu {gpu} makes them"
+        )
+    return found
+
+
+def verify_claims(
+    stored: Sequence[Stored],
+    gpu: Gpu,
+    store: Store,
+    units: Sequence[Unit],
+    builder: Builder,
+    seed: int,
+    progress: Callable[[Progress], None],
+    clock: Callable[[], float] = time.monotonic,
+    hire: Callable[[Unit], Worker] = ProcessWorker,
+) -> Verification:
+    """Times ``stored`` on ``units``, each of which is a ``gpu``, into ``store``.
+
+    Ends early, with what is known, on Ctrl-C, or when no device can have a worker any more.
+    """
+    meter = Meter(Budget(trials=2 * len(stored)), clock)
+    run = Coordinator(gpu, store, builder, meter, seed, progress)
+    targets = {
+        each.problem: Target(each.problem, [], each.default, {}, [], seed, previous=each.config) for each in stored
+    }
+    posts: list[Post] = []
+    interrupted, stopped = False, ""
+    try:
+        for unit in units[: len(stored)]:
+            with interrupts_held():
+                posts.append(Post(unit, hire))
+        for each in stored:
+            leave_alone(targets[each.problem], [each.config], run.recorder.blocklist)
+            for source in units[0].sources(each.problem):
+                builder.submit(source)
+        costs = [trial_seconds(predict(each.problem, each.default, gpu).seconds) for each in stored]
+        hands = deal(costs, len(posts))
+        lanes = [
+            Lane(post, [targets[stored[at].problem] for at in hand]) for post, hand in zip(posts, hands, strict=True)
+        ]
+        with store.snapshot():  # keeps a connection open, as a tuning run does
+            run.run(lanes)
+    except KeyboardInterrupt:
+        interrupted = True
+    except NoDeviceLeftError as error:
+        stopped = str(error)
+    finally:
+        try:
+            run.finish()
+        finally:
+            for post in posts:
+                post.end()
+    ended = stopped or ("interrupted" if interrupted else "")
+    notes = dict.fromkeys(filter(None, [*run.lost, *(post.evidence.note for post in posts)]))
+    return Verification(
+        gpu=gpu,
+        rows=tuple(_judged(each, targets[each.problem], store, gpu, run.recorder.session, ended) for each in stored),
+        session=run.recorder.session,
+        seconds=meter.elapsed,
+        interrupted=interrupted,
+        stopped=stopped,
+        note="" if stopped else "; ".join(notes),
+    )
+
+
+def _check_number(name: str, got: object, least: int) -> None:
+    if isinstance(got, bool) or not isinstance(got, int) or not least <= got < 2**32:
+        raise InvalidInput(f"{name}={shown(got)} must be a whole number from {least} to 2**32 - 1")
+
+
+def _stored(store: Store, problem: Problem, gpu: Gpu) -> Stored | None:
+    """The winner for ``problem``, if it claims something that can be verified."""
+    try:
+        choice = find(problem, gpu, store_path=store.path)
+        default = default_config(problem, gpu)
+    except UnsupportedProblem:  # a row of another version may be of one
+        return None
+    row = choice.measurement
+    if row is None or choice.trust is None or choice.ratio is None or choice.config == default:
+        return None
+    if (choice.level, choice.origin) != ("exact", store.label) or not _same_default(store, choice, default, gpu):
+        return None
+    claim = Claim.of(choice.ratio, choice.ratio_low, choice.ratio_high)
+    return Stored(
+        problem=problem,
+        config=choice.config,
+        default=default,
+        variant=row.variant,
+        claim=claim,
+        level=choice.trust.level,
+    )
+
+
+def _same_default(store: Store, choice: Choice, default: Config, gpu: Gpu) -> bool:
+    """Whether a session claims against the default of today, as far as is known: ratios to others don't compare."""
+    assert choice.measurement is not None
+    problem = choice.measurement.problem
+    rows = store.measurements(problem=problem, gpu_key=gpu.key, status="ok", stage="final")
+    against = defaults(rows)
+    known = {against.get(each.session) for each in rows if each.variant == choice.measurement.variant}
+    today = default.family, default.key, source_digest(problem.spec, default)
+    return None in known or today in known
+
+
+def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, session: str, ended: str) -> Verified:
+    rows = store.measurements(problem=stored.problem, gpu_key=gpu.key)
+    trust = trust_of(rows, stored.variant)
+    said = partial(Verified, stored=stored, level=trust.level if trust else stored.level)
+    here = [each for each in rows if each.session == session]
+    own = [each for each in here if each.variant == stored.variant]
+    final = next((each for each in own if each.stage == "final" and each.ratio is not None), None)
+    failed = next((each for each in own if each.status != "ok"), None)
+    other = next((each for each in here if each.status != "ok" and each.variant != stored.variant), None)
+    sound = any(each.status == "ok" and each.config == stored.default for each in here)
+    if failed is not None and failed.status in REJECTING and sound:  # else the fault may be the machine's
+        return said(word="not reproduced", here=None, why=_failure(failed))
+    if final is not None:
+        claim, why = claim_of(final), ""
+        if final.flagged:
+            why = "the card was slowed down or shared meanwhile, so the times say nothing"
+        elif claim.blurred:
+            why = "the times scatter too much to say anything; flashtune noise says more"
+        agrees: Word = "reproduced" if claim.agrees(stored.claim) else "not reproduced"
+        return said(word="could not be run" if why else agrees, here=claim, why=why)
+    if other is not None:
+        why = f"the default: {_failure(other)}"
+    elif failed is not None:
+        why = _failure(failed)
+    else:
+        why = target.skipped or ended or "there was no final; the log says why"
+    return said(word="could not be run", here=None, why=why)
+
+
+def _failure(row: Measurement) -> str:
+    message = " ".join(row.message.split())  # a compiler's has lines
+    return f"{row.status}: {message[:MESSAGE]}" if message else row.status
