@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tuner_fakes import GPU, FakeBench, FakeBuilder, LocalWorker, only_sm80, pro
 
 import flashtune
 from flashtune.codegen.config import Config
+from flashtune.codegen.problem import Problem
 from flashtune.errors import StoreError
 from flashtune.tuned_db.store import Store
 from flashtune.tuner.budget import Budget
@@ -122,11 +123,27 @@ def test_a_run_waits_for_who_holds_the_lock_and_loses_nothing(locker: Locker) ->
     assert kept(locker.path) == Counter(config for _, config in bench.attempts)
 
 
+class LockedFinal(FakeBench):
+    """The lock is taken while finalists are measured."""
+
+    def __init__(self, locker: Locker) -> None:
+        super().__init__()
+        self.locker = locker
+
+    def finals(
+        self, problem: Problem, configs: Sequence[Config], seconds: float, margin: float | None = None
+    ) -> dict[Config, list[float]]:
+        self.locker.hold()
+        return super().finals(problem, configs, seconds, margin)
+
+
+@pytest.mark.parametrize("stage", ["measure", "final"])
 def test_what_was_measured_is_stored_though_the_lock_was_held_too_long(
-    locker: Locker, monkeypatch: pytest.MonkeyPatch
+    locker: Locker, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """D71, where a run gives up waiting: it ends with the reason, and tries once more to store what it has."""
-    bench, finish = locking(locker, 4, lambda: None), Coordinator.finish
+    bench = LockedFinal(locker) if stage == "final" else locking(locker, 4, lambda: None)
+    finish = Coordinator.finish
 
     def released(self: Coordinator) -> None:
         locker.release()
@@ -135,8 +152,12 @@ def test_what_was_measured_is_stored_though_the_lock_was_held_too_long(
     monkeypatch.setattr(Coordinator, "finish", released)
     with Store.open(locker.path, timeout=0.2) as store, pytest.raises(StoreError, match=r"locked by another process"):
         measure_problems(
-            [PROBLEM], GPU, store, [bench], FakeBuilder(), Budget(trials=20), 0, only_sm80, lambda progress: None,
+            [PROBLEM], GPU, store, [bench], FakeBuilder(), Budget(trials=10), 0, only_sm80, lambda progress: None,
             hire=LocalWorker,
         )  # fmt: skip
-    assert 4 <= len(bench.attempts) < 20
+    assert len(bench.attempts) >= 4
+    assert (len(bench.attempts) == 10) == (stage == "final")
     assert kept(locker.path) == Counter(config for _, config in bench.attempts)
+    with Store.open(locker.path, readonly=True) as store:
+        finals = [each.config for each in store.measurements(stage="final")]
+    assert Counter(finals) == Counter(bench.finalists.get(PROBLEM, []))
