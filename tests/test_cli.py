@@ -117,6 +117,7 @@ def test_misuse_says_what_is_missing_and_exits_with_2(arguments: list[str], mess
 
 
 def test_a_text_file_as_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """D73; what else is no database is in test_cli_unusable.py."""
     path = tmp_path / "notes.txt"
     path.write_text("not a database\n" * 100)
     before = path.read_bytes()

@@ -74,6 +74,7 @@ def test_check_of_a_sound_database(filled: Path) -> None:
 
 
 def test_check_says_what_serves_the_gpu_here(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D80, and D79: which GPU an alias stands for."""
     assert "no GPU is here; name one with --gpu" in call("check").stdout
     monkeypatch.setattr(_cli_db_keep, "_first_gpu", lambda: gpu_by_alias("h100"))
     assert "serves        h100-sxm: 59 problems (59 borrowed)" in call("check").stdout
@@ -93,6 +94,7 @@ def test_check_of_rows_that_cannot_be_read_is_no_damage(filled: Path) -> None:
 
 
 def test_check_of_older_sources(filled: Path) -> None:
+    """D81."""
     with closing(sqlite3.connect(filled)) as plain, plain:
         plain.execute("UPDATE variant SET source_digest = replace(source_digest, 'a', 'b') WHERE rowid <= 10")
     shown = call("check").stdout
@@ -118,6 +120,7 @@ def run(path: Path, statement: str) -> None:
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_check_of_damage_ends_with_one(filled: Path, kind: str) -> None:
+    """D72 and D73: damage is found and reported."""
     damage, reason = DAMAGE[kind]
     damage(filled)
     before = filled.read_bytes()

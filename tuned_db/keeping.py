@@ -50,11 +50,17 @@ def back_up(path: Path, target: Path, timeout: float = LOCK_TIMEOUT) -> None:
 
 
 def upgrade_file(path: Path, timeout: float = LOCK_TIMEOUT) -> Upgraded | None:
-    """Brings the database at ``path`` to the current schema, see `opening.upgrade_database`; None if it has that."""
+    """Brings the database at ``path`` to the current schema, see `opening.upgrade_database`; None if it has that.
+
+    Raises what `Store.open` raises.
+    """
     path = Path(os.path.abspath(path))
     header = read_header(path)
     check_writable(path)
-    return upgrade_database(path, timeout) if header.schema < SCHEMA_VERSION else None
+    if header.schema < SCHEMA_VERSION:
+        return upgrade_database(path, timeout)
+    Store.open(path, readonly=True, timeout=timeout)  # the header of a file that is cut off still looks well
+    return None
 
 
 def _taken(target: Path) -> InvalidInput:

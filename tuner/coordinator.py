@@ -110,6 +110,7 @@ class Coordinator:
                 while (reply := lane.post.poll()) and isinstance(reply.answer, Outcome):
                     self._settle(lane, reply.answer)
             self._record()
+            self.recorder.store_finals()
 
     # Asking and compiling
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import Gpu
-from flashtune.tuned_db.records import new_id
+from flashtune.tuned_db.records import Measurement, new_id
 from flashtune.tuned_db.store import Store
 
 from .blocklist import Blocklist
@@ -40,6 +40,7 @@ class Recorder:
         self._seed = seed
         self._teller = teller
         self._waiting: list[tuple[Lane, Task, Outcome]] = []
+        self._finals: list[Measurement] = []
 
     @property
     def waiting(self) -> bool:
@@ -79,13 +80,21 @@ class Recorder:
 
     def record_final(self, lane: Lane, target: Target, answer: Finished, builds: Mapping[Config, Built]) -> None:
         """Stores the final of ``target``; ``builds`` are its configs as they were measured."""
-        rows = self._store.record_all(
+        self._finals += (
             measurement(
                 outcome, target.problem, config, self._gpu, builds[config], lane.post.evidence,
                 session=self.session, seed=self._seed,
             )
             for config, outcome in finalists(answer, target.default, target.rows).items()
         )  # fmt: skip
-        self.flagged += flags(rows)
+        self.store_finals()
         target.finished = True
         self._teller.show(lane.post.unit.name, f"{target.problem}: decided", target, answer.readings)
+
+    def store_finals(self) -> None:
+        """Stores the rows of finals that are not stored yet: none, unless the database refused them before."""
+        if not self._finals:
+            return  # or it would wait for a lock with nothing to store
+        rows = self._store.record_all(self._finals)
+        self._finals.clear()
+        self.flagged += flags(rows)

@@ -104,11 +104,11 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
     from .codegen.gpu import gpu_by_alias
     from .tuned_db.union import export_database
 
-    gpu_key = gpu_by_alias(gpu).key if gpu is not None else None
+    target = gpu_by_alias(gpu) if gpu is not None else None
     sign, public = _signing(file, key)
     with _existing(database) as store:
-        count = export_database(store, file, gpu_key=gpu_key, sign=sign)
-    click.echo(f"{count} measurements written to {file}")
+        count = export_database(store, file, gpu_key=target.key if target else None, sign=sign)
+    click.echo(f"{count} measurements written to {file}{f', all of {target}' if target else ''}")
     if public:
         click.echo(f"Signed in {file}.sig by the key {public}")
 

@@ -30,7 +30,8 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
     from .tuned_db.rows import count_unreadable
     from .tuned_db.store import Store
 
-    wanted = gpu_by_alias(gpu_name).key if gpu_name is not None else None
+    gpu = gpu_by_alias(gpu_name) if gpu_name is not None else None
+    wanted = gpu.key if gpu else None
     path = existing_database(database)
     out = console()
     with Store.open(path, create=False, readonly=True) as store:
@@ -63,7 +64,7 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
     if unreadable.rows:
         out.print(Text(f"{unreadable}: {path}"))
     elif not measured.row_count and not predicted.row_count:
-        out.print(f"Nothing is stored{f' for {gpu_name}' if gpu_name else ''} in {path}")
+        out.print(Text(f"Nothing is stored{f' for {gpu} ({gpu.key})' if gpu else ''} in {path}"))
 
 
 def show_source(

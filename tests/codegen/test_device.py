@@ -55,6 +55,7 @@ def test_memory_and_clocks_that_drivers_report_differently_do_not_change_the_ide
 
 
 def test_a_mig_slice_is_a_device_model_of_its_own() -> None:
+    """D79."""
     piece = gpu_from_attributes(
         DeviceAttributes(
             name="NVIDIA H100 80GB HBM3 MIG 1g.10gb",

@@ -75,6 +75,13 @@ def test_each_part_of_the_identity_changes_the_key(change: dict[str, object]) ->
     assert dataclasses.replace(gpu, **change).key != gpu.key  # type: ignore[arg-type]
 
 
+def test_boards_of_one_name_and_slices_of_them_are_different_identities() -> None:
+    """D79. A MIG slice as drivers report it is in test_device.py."""
+    sxm, pcie = gpu_by_alias("h100-sxm"), gpu_by_alias("h100-pcie")
+    assert (sxm.num_sms, pcie.num_sms) == (132, 114)
+    assert len({sxm.key, pcie.key, dataclasses.replace(sxm, num_sms=16, mig="1g.10gb").key}) == 3
+
+
 def test_speeds_are_not_part_of_the_key() -> None:
     gpu = gpu_by_alias("h200")
     assert dataclasses.replace(gpu, clock_mhz=1, bandwidth_gb_s=1.0, tensor_tflops=1.0).key == gpu.key

@@ -327,6 +327,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("moment", DEATHS)
 def test_a_run_may_be_killed_when(start: Start, old: Path, moment: str) -> None:
+    """D76, of a process."""
     code = f"""
         import os
         from flashtune.tuned_db import copying, opening, store, upgrade

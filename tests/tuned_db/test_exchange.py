@@ -120,6 +120,7 @@ TAMPERED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 @pytest.mark.parametrize("how", TAMPERED)
 def test_a_tampered_row_is_refused_with_its_line(file: Path, rows: list[Measurement], how: str) -> None:
+    """D82, in an export."""
     change, reason = TAMPERED[how]
     write_export(rows, file, origin="here")
     rewrite(file, change, line=3)

@@ -137,6 +137,7 @@ def test_what_is_no_tuning_database_is_refused_and_left_alone(
     error: type[StoreError],
     reason: str,
 ) -> None:
+    """D73, and D75 for a newer schema."""
     store.record_all([measurement() for _ in range(20)])
     breaks(path)
     before = snapshot(path.parent)
@@ -147,6 +148,7 @@ def test_what_is_no_tuning_database_is_refused_and_left_alone(
 
 
 def test_a_schema_that_is_still_in_the_log_is_too_new(store: Store, path: Path) -> None:
+    """D75, where the file alone does not show it."""
     with closing(sqlite3.connect(path, isolation_level=None)) as plain:
         plain.execute("PRAGMA wal_autocheckpoint = 0")
         plain.execute("PRAGMA user_version = 9")
@@ -157,6 +159,7 @@ def test_a_schema_that_is_still_in_the_log_is_too_new(store: Store, path: Path) 
 
 
 def test_damage_that_shows_later_has_the_path_too(store: Store, path: Path, measurement: Make) -> None:
+    """D72, what a network mount may do to a file."""
     store.record_all([measurement(message="x" * 500) for _ in range(100)])
     data = bytearray(path.read_bytes())
     data[-20_000:] = random.Random(3).randbytes(20_000)
@@ -218,14 +221,21 @@ needs_posix = pytest.mark.skipif(not hasattr(os, "setuid"), reason="needs POSIX 
 
 @needs_posix
 def test_four_readers_share_a_folder_that_none_can_write(start: Start, read_only_folder: Path) -> None:
+    """D74. Rows are read and looked up, and nothing appears beside the file."""
     path = read_only_folder / "tuned.db"
     before = snapshot(read_only_folder)
     code = (
-        AS_NOBODY
+        "from types import SimpleNamespace\n"
+        "from flashtune.codegen import model\n"
+        "from flashtune.tuned_db import lookup\n"
+        "model.predict = lookup.predict = lambda *_: SimpleNamespace(seconds=1e-3)\n"
+        "level = lambda: lookup.find(fakes.make_problem(), fakes.H200, store_path=path).level\n"
+        "level()"
+        + AS_NOBODY
         + """
 def work(path, answers):
     for _ in range(3):
-        answers.put((os.access(path, os.W_OK), len(Store.open(path, readonly=True).measurements())))
+        answers.put((os.access(path, os.W_OK), len(Store.open(path, readonly=True).measurements()), level()))
 context = multiprocessing.get_context("fork")
 answers = context.SimpleQueue()
 workers = [context.Process(target=work, args=(path, answers)) for _ in range(4)]
@@ -235,12 +245,13 @@ print([each.exitcode for each in workers], {answers.get() for _ in range(12)})
 """
     )
     output, _ = start(code, path).communicate(timeout=120)
-    assert output == "[0, 0, 0, 0] {(False, 1)}\n"
+    assert output == "[0, 0, 0, 0] {(False, 1, 'exact')}\n"
     assert snapshot(read_only_folder) == before
 
 
 @needs_posix
 def test_writing_there_is_refused_and_names_another_place(start: Start, read_only_folder: Path) -> None:
+    """D74."""
     path = read_only_folder / "tuned.db"
     before = snapshot(read_only_folder)
     code = AS_NOBODY + (
@@ -255,6 +266,28 @@ def test_writing_there_is_refused_and_names_another_place(start: Start, read_onl
     assert first.startswith(f"DatabaseNotWritable tuning database {path} can't be written: {path} is read-only.")
     assert "DatabaseNotWritable" in second
     assert all("e.g. --db /" in line and line.endswith("tuned.db") for line in (first, second))
+    assert snapshot(read_only_folder) == before
+
+
+@needs_posix
+def test_tune_does_not_begin_there_and_names_another_place(start: Start, read_only_folder: Path) -> None:
+    """D74, the command."""
+    path = read_only_folder / "tuned.db"
+    before = snapshot(read_only_folder)
+    code = (
+        "from click.testing import CliRunner\n"
+        "from flashtune.cli import main\n"
+        "flags = '--gpu h200 --mode predict --dtype float16 --seqlen 64 --heads 4 --head-dim 64 --budget 1'.split()\n"
+        "tune = lambda db: CliRunner().invoke(main, ['tune', *flags, '--db', db])\n"
+        "tune(sys.executable)  # no database, so it is refused as late: all is imported\n"
+        + AS_NOBODY
+        + "done = tune(path)\n"
+        "print(done.exit_code, done.output, end='')\n"
+    )
+    output, _ = start(code, path).communicate(timeout=120)
+    assert output.startswith(f"1 Error: tuning database {path} can't be written: {path} is read-only.")
+    assert "e.g. --db /" in output
+    assert output.count("\n") == 1
     assert snapshot(read_only_folder) == before
 
 
@@ -355,6 +388,7 @@ def test_this_machine_has_mounts(tmp_path: Path) -> None:
 def test_no_wal_on_a_network_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, measurement: Make
 ) -> None:
+    """D72."""
     monkeypatch.setattr(opening, "on_network", lambda path: True)
     path = tmp_path / "tuned.db"
     Store.open(path).record(measurement())

@@ -163,6 +163,7 @@ class TestService:
         assert serves(store, H100).levels == Counter(borrowed=2)
 
     def test_entries_for_another_gpu_alone(self, store: Store, measurement: Make) -> None:
+        """D80: why there is no hit."""
         store.record(measurement())
         found = serves(store, A100)
         assert not found.levels

@@ -77,6 +77,7 @@ def test_a_store_of_the_settings_is_used(
 def test_a_changed_template_makes_old_winners_configs_of_an_older_source(
     look: Make, store: Store, measurement: Make, pair: Make, templates: dict[str, str]
 ) -> None:
+    """D81: a row with today's source comes first, however slow."""
     record = store.record(measurement())
     templates["pair.cu.jinja"] += "// only a comment\n"
     lookup.source_digest.cache_clear()
@@ -221,6 +222,7 @@ def test_a_chip_lends_near_problems_only_without_predicted_loss(
 
 
 def test_entries_of_another_capability_are_no_hit(look: Make, store: Store, measurement: Make) -> None:
+    """D80."""
     store.record(measurement())
     assert look(gpu=gpu_by_alias("a100")).level == "default"
 
@@ -408,6 +410,7 @@ def test_a_database_that_cannot_be_used_costs_one_warning(
     caplog: pytest.LogCaptureFixture,
     breaks: Callable[[Path], None],
 ) -> None:
+    """D73 and D75, the look-up."""
     store.record(measurement(config=pair(block=16, stages=1)))
     ship(measurement())
     breaks(path)
@@ -450,6 +453,7 @@ def test_a_locked_database_costs_one_warning_and_little_time(
 
 
 def test_tampered_rows_are_passed_over(look: Make, store: Store, path: Path, measurement: Make) -> None:
+    """D82."""
     store.record(measurement())
     with closing(sqlite3.connect(path)) as plain, plain:
         plain.execute("UPDATE variant SET config = ?", ['{"block":"64\\n__device__ int x=1;","stages":2}'])

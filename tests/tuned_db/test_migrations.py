@@ -78,6 +78,7 @@ def statements(path: Path, stop: int | None = None) -> int:
 
 
 def test_an_upgrade_that_stops_anywhere_leaves_the_old_file(tmp_path: Path) -> None:
+    """D76, from nothing."""
     old = tmp_path / "old.db"
     with closing(sqlite3.connect(old)) as plain:
         plain.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -96,6 +97,7 @@ def test_an_upgrade_that_stops_anywhere_leaves_the_old_file(tmp_path: Path) -> N
 
 
 def test_an_upgrade_from_the_first_schema_is_all_or_nothing(tmp_path: Path) -> None:
+    """D76, from rows. What a process that is killed leaves is in test_copying.py and below."""
     path = tmp_path / "tuned.db"
     shutil.copy(ASSETS / "v0001.db", path)
     total = statements(path)
@@ -110,6 +112,82 @@ def test_an_upgrade_from_the_first_schema_is_all_or_nothing(tmp_path: Path) -> N
             assert names[-1] == "message"
             assert plain.execute("SELECT count(*) FROM measurement").fetchone() == (4,)
     assert len(Store.open(path).measurements()) == 4
+
+
+ROWS = 200_000
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of the first schema with `ROWS` measurements: those of the saved one, over and over."""
+    path = tmp_path_factory.mktemp("large") / "tuned.db"
+    shutil.copy(ASSETS / "v0001.db", path)
+    with closing(sqlite3.connect(path)) as plain, plain:
+        plain.execute("PRAGMA synchronous = OFF")
+        names = [row[1] for row in plain.execute("PRAGMA table_info(measurement)") if row[1] != "id"]
+        numbers = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n)"
+        number = f"SELECT i FROM n LIMIT {ROWS // 4}"
+        new_id = "substr(id, 1, 24) || printf('%012x', i + 4096)"
+        (few,) = plain.execute("SELECT count(*) FROM measurement").fetchone()
+        assert few == 4
+        plain.execute(
+            f"INSERT INTO measurement (id, {', '.join(names)}) "
+            f"{numbers} SELECT {new_id}, {', '.join(names)} FROM measurement, ({number})"
+        )
+        (before,) = plain.execute("SELECT count(*) FROM measurement").fetchone()
+        assert before == ROWS + few
+    return path
+
+
+KILLED = """
+import os
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from flashtune.tuned_db import upgrade
+left = {left}
+
+@event.listens_for(Engine, "before_cursor_execute")
+def count(*_):
+    global left
+    left -= 1
+    if left < 0:
+        os._exit(9)
+
+upgrade.upgrade(__import__("pathlib").Path(path), 1.0)
+"""
+
+
+@pytest.mark.slow
+def test_an_upgrade_of_many_rows_may_be_killed_after_any_statement(tmp_path: Path, large: Path, start: Make) -> None:
+    """D76, with 200,000 rows: by _exit(), which like SIGKILL leaves SQLite's journal behind."""
+    path = tmp_path / "tuned.db"
+    shutil.copy(large, path)
+    total = statements(path)
+    for left in range(total):
+        shutil.copy(large, path)
+        process = start(KILLED.format(left=left), path)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 9, output
+        assert_all_rows(path, schema=1)
+    with Store.open(path):
+        assert_all_rows(path, schema=SCHEMA_VERSION)
+
+
+def test_many_rows_are_upgraded_at_once(tmp_path: Path, large: Path) -> None:
+    """D76: the row count makes no difference."""
+    path = tmp_path / "tuned.db"
+    shutil.copy(large, path)
+    with Store.open(path):
+        assert_all_rows(path, schema=SCHEMA_VERSION)
+    backup = path.with_name("tuned.db.schema-1.backup")
+    assert_all_rows(backup, schema=1)
+
+
+def assert_all_rows(path: Path, schema: int) -> None:
+    with closing(sqlite3.connect(path)) as plain:
+        assert plain.execute("PRAGMA user_version").fetchone() == (schema,)
+        assert plain.execute("PRAGMA quick_check").fetchall() == [("ok",)]
+        assert plain.execute("SELECT count(*), count(DISTINCT id) FROM measurement").fetchone() == (ROWS + 4, ROWS + 4)
 
 
 def test_what_the_second_schema_added_can_be_taken_away(tmp_path: Path) -> None:

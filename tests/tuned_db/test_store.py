@@ -44,6 +44,7 @@ def test_every_outcome_is_kept(store: Store, measurement: Make, status: str) -> 
 @on_both
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0, None], ids=str)
 def test_a_time_that_is_no_time_is_stored_as_failed(store: Store, measurement: Make, problem: Make, bad: Any) -> None:
+    """D67, whoever stores it."""
     record = measurement(median_us=bad)
     assert store.record(record).status == "failed"
     assert store.measurements(status="ok") == []
@@ -242,6 +243,7 @@ TAMPERED = {
 def test_a_row_that_cannot_be_read_is_passed_over_and_kept(
     store: Store, path: Path, measurement: Make, pair: Make, problem: Make, how: str
 ) -> None:
+    """D82, in a database."""
     table, column, bad = TAMPERED[how]
     good = measurement(config=pair(block=16, stages=1), problem=problem(batch=9), created="2026-11-30T00:00:00Z")
     store.record(measurement())
@@ -255,6 +257,7 @@ def test_a_row_that_cannot_be_read_is_passed_over_and_kept(
 
 
 def test_ok_without_a_time_cannot_even_be_written_by_hand(store: Store, path: Path, measurement: Make) -> None:
+    """D67, by other programs."""
     store.record(measurement())
     with closing(sqlite3.connect(path)) as plain:
         for bad in ("NULL", "0", "-1"):
@@ -263,6 +266,7 @@ def test_ok_without_a_time_cannot_even_be_written_by_hand(store: Store, path: Pa
 
 
 def test_new_choices_and_dropped_ones_do_not_disturb(store: Store, measurement: Make, pair: Make, path: Path) -> None:
+    """D69, the rows. Whole runs are in tuner/test_next_version.py."""
     store.record_all([measurement(config=pair(block=16, stages=1)), measurement(config=pair(block=32, stages=1))])
     with closing(sqlite3.connect(path)) as plain, plain:
         older = json.dumps({"block": 48, "stages": 1})  # a choice that this version dropped
@@ -272,6 +276,7 @@ def test_new_choices_and_dropped_ones_do_not_disturb(store: Store, measurement: 
 
 
 def test_writers_wait_for_a_lock(store: Store, path: Path, measurement: Make) -> None:
+    """D71. Another process is in test_locks.py."""
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
         release = threading.Timer(0.5, lambda: other.execute("COMMIT"))
@@ -313,6 +318,7 @@ def test_threads_may_share_a_store(store: Store, measurement: Make) -> None:
 
 
 def test_eight_processes_make_one_database_together(start: Start, tmp_path: Path) -> None:
+    """D70, the file. Whole runs are in tuner/test_many_at_once.py."""
     code = """
         import multiprocessing, os, pathlib
         def work(path, number, barrier):

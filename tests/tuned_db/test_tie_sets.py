@@ -225,6 +225,7 @@ def random_rows(final: Make, seed: int) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_order_and_merging_do_not_matter(final: Make, seed: int, tmp_path: Path, store: Store) -> None:
+    """D77, the winner of any finals."""
     rows = random_rows(final, seed)
     expected = rank(rows)
     random.Random(seed).shuffle(rows)

@@ -71,6 +71,7 @@ def test_an_export_added_is_the_database_it_came_from(tmp_path: Path, rows: list
 def test_order_and_repetition_make_no_difference(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Measurement], parts: list[set[int]], data: st.DataObject
 ) -> None:
+    """D77 and D78, for any databases."""
     folder = tmp_path_factory.mktemp("merge")
     sources = [
         database(folder / f"{number}.db", [rows[index] for index in sorted(part)]) for number, part in enumerate(parts)
@@ -149,6 +150,7 @@ def test_rows_that_are_not_valid_are_named_or_passed_over(tmp_path: Path, rows: 
 
 
 def test_what_is_no_database_or_export_says_so(tmp_path: Path, rows: list[Measurement]) -> None:
+    """D73, as a source: an empty file is an error."""
     own, file = database(tmp_path / "own.db", rows), tmp_path / "rows.jsonl"
     other = database(tmp_path / "other.db", rows)
     write_export(rows, file, origin="there")

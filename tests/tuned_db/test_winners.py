@@ -125,6 +125,7 @@ def test_finals_alone_are_read_when_they_decide(tried: Make) -> None:
 
 
 def test_current_and_older_sources_are_told_apart(tried: Make) -> None:
+    """D81."""
     older, current = tried(16, median_us=50.0, source_digest="0" * 64), tried(32, source_digest="1" * 64)
     found = with_source(rank([current, older]), lambda config: "1" * 64)
     assert [each and each.measurement for each in found] == [current, older]

@@ -1,15 +1,18 @@
 """A tuning session that is to be killed, started again and again by one process that has all imported: a fork is quick.
 
 Run as a script with a folder and ``process`` or ``inline``, which is where the fake device is: in a worker process as
-usual, or in the session itself, which then has measured something within a fraction of a second. For each line on its
-input it starts a session and tells its number; after another line, when nobody will kill that number any more, it tells
-how the session ended.
+usual, or in the session itself, which then has measured something within a fraction of a second. Two more arguments are
+the trials of a session, and the trial of all sessions in which one kills itself. For each line on its input it starts a
+session and tells its number; after another line, when nobody will kill that number any more, it tells how the session
+ended.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,21 @@ TRIALS = 150
 PROBLEMS = [problem(512), problem(1024)]
 
 
-def tune(folder: Path, where: str) -> int:
+@dataclass(frozen=True)
+class DeadlyUnit(FakeUnit):
+    """Kills the process that makes trial number ``last`` while that is measured. 0: none."""
+
+    last: int = 0
+
+    def do(self, where: str) -> None:
+        attempts = self.lines("attempt")
+        if self.last and len(attempts) == self.last and where in attempts[-1].config:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tune(folder: Path, where: str, trials: int, last: int) -> int:
     """What is always the same command. Each trial that is told of is a line of the file ``told``."""
-    unit = FakeUnit("one", folder / "log", {}, 0.002)
+    unit = DeadlyUnit("one", folder / "log", {}, 0.002, last)
     hire: Any = LocalWorker if where == "inline" else ProcessWorker
 
     def told(progress: Progress) -> None:
@@ -39,18 +54,18 @@ def tune(folder: Path, where: str) -> int:
 
     with Store.open(folder / "tuned.db") as store:
         report = measure_problems(
-            PROBLEMS, GPU, store, [unit], FakeBuilder(), Budget(trials=TRIALS), 0, only_sm80, told, hire=hire
+            PROBLEMS, GPU, store, [unit], FakeBuilder(), Budget(trials=trials), 0, only_sm80, told, hire=hire
         )
     return report.tried
 
 
-def main(folder: Path, where: str) -> None:
+def main(folder: Path, where: str, trials: int = TRIALS, last: int = 0) -> None:
     for _ in sys.stdin:
         reading, writing = Pipe(duplex=False)
         pid = os.fork()
         if not pid:
             reading.close()
-            writing.send(tune(folder, where))
+            writing.send(tune(folder, where, trials, last))
             os._exit(0)
         writing.close()
         print(pid, flush=True)
@@ -61,4 +76,4 @@ def main(folder: Path, where: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

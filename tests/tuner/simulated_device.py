@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import itertools
 import re
+import sys
 import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -107,6 +108,8 @@ class Simulation:
         """The input whose last element candidates change: q, k or v."""
         self.beside_workspace = ""
         """Where candidates write beside their workspace: ``before`` or ``behind`` it."""
+        self.largest = sys.maxsize
+        """Bytes of the largest buffer that can still be had."""
         self.errors = CudaError
         self.only_at: Problem | None = None
         self.rows = slice(None)
@@ -135,6 +138,8 @@ class Simulation:
         self.bench = bench.DeviceBench(0, dataclasses.replace(GPU, l2_bytes=16))
 
     def alloc(self, size: int) -> Any:
+        if size > self.largest:
+            raise bench.OutOfMemoryError(size, size)
         buffer = ctypes.create_string_buffer(size)
         return SimpleNamespace(ptr=ctypes.addressof(buffer), mem=SimpleNamespace(size=size), keep=buffer)
 

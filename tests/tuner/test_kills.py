@@ -28,15 +28,15 @@ IN_FLIGHT = 3
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Starts what starts sessions."""
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts what starts sessions; ``how`` are its arguments behind the folder."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(where: str) -> subprocess.Popen[str]:
+    def start(*how: object) -> subprocess.Popen[str]:
         here = Path(__file__).parent
         paths = os.pathsep.join([str(Path(flashtune.__file__).parents[1]), str(here)])
         process = subprocess.Popen(
-            [sys.executable, str(here / "killed_session.py"), str(tmp_path), where],
+            [sys.executable, str(here / "killed_session.py"), str(tmp_path), *map(str, how)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths},
         )  # fmt: skip
         started.append(process)
@@ -91,7 +91,7 @@ def wait_to_kill(folder: Folder, draw: random.Random, seconds: float) -> None:
     [("process", 6, 2.0), ("inline", 10, 0.8), pytest.param("inline", 100, 0.5, marks=pytest.mark.slow)],
 )
 def test_killed_sessions_lose_and_repeat_nothing(
-    tmp_path: Path, start: Callable[[str], subprocess.Popen[str]], where: str, kills: int, seconds: float
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], where: str, kills: int, seconds: float
 ) -> None:
     folder, draw = Folder(tmp_path), random.Random(kills)
     sessions = start(where)
@@ -122,3 +122,28 @@ def test_killed_sessions_lose_and_repeat_nothing(
     assert len(folder.told()) > TRIALS, "sessions were killed while they measured, too"
     with closing(sqlite3.connect(tmp_path / "tuned.db")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_run_that_is_killed_in_its_seventh_trial_is_run_again_without_a_manual_step(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """D68. A budget is what a run may try, so the run again finishes 20 trials and repeats none of the first."""
+    folder = Folder(tmp_path)
+    with start("inline", 20, 7) as sessions:
+        said, _ = sessions.communicate("\n" * 4)
+    _, killed, _, ended = said.splitlines()
+    assert killed == f"{-signal.SIGKILL} 0"
+    assert ended == "0 20"
+
+    tried, done = folder.asked("attempt"), folder.asked("done")
+    assert len(tried) == 7 + 20
+    assert done == tried[:6] + tried[7:]
+    stored = folder.stored()
+    assert set(stored.values()) == {1}
+    assert set(tried[7:]) <= set(stored) <= set(done)
+    assert len(set(tried[:6]) - set(stored)) <= 1, "the sixth may have been on its way"
+    kept = set(stored) - set(tried[7:])
+    assert len(kept) >= 5
+    with Store.open(tmp_path / "tuned.db", readonly=True) as store:
+        assert {each.status for each in store.measurements()} == {"ok"}, "a row is a finished trial, there is no other"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["log", "told", "tuned.db"]

@@ -132,6 +132,7 @@ def test_a_failure_is_stored_and_never_chosen(path: Path, status: str) -> None:
 
 
 def test_failures_that_may_pass_are_tried_again_by_the_next_run(path: Path) -> None:
+    """D63: out of memory is not for ever."""
     run(path, [PROBLEM], 1, bench=FakeBench(outcome=lambda config, number: Outcome(status="out_of_memory")))
     again = FakeBench()
     run(path, [PROBLEM], 1, bench=again)
@@ -371,6 +372,7 @@ def test_nothing_slower_than_the_default_wins(path: Path) -> None:
 
 
 def test_a_problem_that_does_not_fit_is_skipped_with_its_reason(path: Path) -> None:
+    """D63: the other problem is tuned."""
     big = problem(8192)
     bench = FakeBench(unprepared="needs 900 GB of device memory, 80 GB can be had")
     report = run(path, [big, PROBLEM], 6, bench=bench)

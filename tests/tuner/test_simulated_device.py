@@ -82,6 +82,7 @@ def test_a_slow_kernel_is_only_screened(simulation: Simulation) -> None:
     [zeros, last_column, lse_shifted, lse_not_written, odd_rows_poisoned, behind_the_end, before_the_start],
 )
 def test_a_wrong_kernel_is_rejected_untimed(simulation: Simulation, change: Change) -> None:
+    """D59: zeros, the last column alone, and what else can be wrong."""
     simulation.change = change
     outcome = simulation.attempt()
     assert outcome.status == "wrong", outcome
@@ -143,6 +144,7 @@ def test_copies_of_a_config_are_interleaved_like_finalists(simulation: Simulatio
 
 
 def test_a_kernel_that_changes_its_inputs_is_rejected(simulation: Simulation) -> None:
+    """D60, the inputs."""
     simulation.spoil_input = "k"
     assert simulation.attempt().message == "changed its input k"
 
@@ -200,6 +202,7 @@ def test_finals_interleave_all_configs(simulation: Simulation) -> None:
 
 
 def test_too_large_a_problem_is_skipped_with_its_need(simulation: Simulation) -> None:
+    """D63, the inputs. A candidate's own memory is in test_out_of_memory.py."""
     large = dataclasses.replace(PROBLEM, batch=2**12, seqlen_q=2**12, seqlen_k=2**12)
     reason = simulation.bench.prepare(large)
     assert reason is not None

@@ -81,6 +81,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_each_way_to_die_twice_is_blamed_on_the_config_and_the_others_are_measured(path: Path, log: Path) -> None:
+    """D61, in each way. By the command it is in test_tune_command.py."""
     bad = dict(zip(CONFIGS[1:5], ("exit", "kill", "crash", "lose"), strict=True))
     unit = FakeUnit("one", log, {config.key: deed for config, deed in bad.items()})
     report = tune(path, [PROBLEM], [unit], "20")
@@ -114,6 +115,7 @@ def test_a_config_whose_worker_was_killed_from_outside_is_measured_by_the_next(p
 def test_a_hang_ends_at_its_limit_and_is_not_tried_again(
     path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """D62. The process that has the device is gone, and with it all that it held there."""
     monkeypatch.setattr(coordinator, "ATTEMPT_SECONDS", 1.0)
     unit = FakeUnit("one", log, {CONFIGS[1].key: "hang"})
     for _ in range(2):
