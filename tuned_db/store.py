@@ -58,6 +58,7 @@ class Store:
         """
         self.place = place
         self._snapshot = snapshot
+        self._barred: dict[Spec, frozenset[Variant]] = {}
         with self._read() as connection:
             self._schema = place.schema(connection)
             if connection.execute(_ORIGIN).scalar_one_or_none() is None:
@@ -75,7 +76,7 @@ class Store:
         older schemas too, and works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`,
         `DatabaseTooNew`, `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
         """
-        path = _path_of_file(path)
+        path = path_of_file(path)
         place, header = open_file(path, create=create, readonly=readonly, timeout=timeout)
         store = cls(place)
         if not readonly:
@@ -86,7 +87,7 @@ class Store:
     @contextmanager
     def look_into(cls, path: str | Path, *, timeout: float = LOCK_TIMEOUT) -> Iterator[Self]:
         """:meth:`open` with ``readonly`` and its :meth:`snapshot` in one, on one connection: for a quick look-up."""
-        place, _ = open_file(_path_of_file(path), create=False, readonly=True, timeout=timeout)
+        place, _ = open_file(path_of_file(path), create=False, readonly=True, timeout=timeout)
         with place.reading() as connection:
             yield cls(place, connection)
 
@@ -207,7 +208,7 @@ class Store:
         wanted = {**keys(problem, spec), "gpu_key": gpu_key, "family": family}
         wanted |= {"session": session, "status": status, "stage": stage}
         with self._read() as connection:
-            found = read_measurements(matching(connection, select_measurements, self._schema, wanted))
+            found = read_measurements(matching(connection, select_measurements, self._schema, wanted).all())
         return sorted(found, key=lambda each: (each.created, each.id))
 
     def by_id(self, ids: Sequence[str]) -> dict[str, Measurement | None]:
@@ -295,7 +296,11 @@ class Store:
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
         """Variants that no look-up gives for ``spec``: wrong, crashed or blocklisted, on any GPU."""
-        return barred(self._deaths(spec))
+        if self._snapshot is None:
+            return barred(self._deaths(spec))
+        if spec not in self._barred:  # a snapshot never changes
+            self._barred[spec] = barred(self._deaths(spec))
+        return self._barred[spec]
 
     def blocklisted(self, spec: Spec) -> frozenset[Variant]:
         """Variants that cost two workers for ``spec``, on any GPU; see `blocklist.py`."""
@@ -306,7 +311,7 @@ class Store:
         """A view whose reads share one transaction: all of one moment, and cheaper. For one thread; don't keep it."""
         with self._read() as connection:
             view = copy.copy(self)
-            view._snapshot = connection
+            view._snapshot, view._barred = connection, {}
             yield view
 
     def _deaths(self, spec: Spec) -> list[tuple[Variant, str, int]]:
@@ -332,7 +337,8 @@ class Store:
 _ORIGIN = select(OriginRow.uuid)
 
 
-def _path_of_file(path: str | Path) -> Path:
+def path_of_file(path: str | Path) -> Path:
+    """``path`` as an absolute one. Raises `InvalidInput` for an address."""
     if "://" in str(path):  # not shown: it may hold a password
         raise InvalidInput(
             "a tuning database is a path of a file system, not an address. "
