@@ -26,9 +26,9 @@ from flashtune.errors import StoreError
 
 from .copying import SIDE_FILES
 from .files import on_network, read_header, sqlite_failures
-from .opening import File
+from .opening import File, path_of_file
 from .sqlite import engine
-from .store import Store, path_of_file
+from .store import Store
 
 _log = logging.getLogger("flashtune")
 

@@ -8,13 +8,12 @@ of its `Place`.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import Connection, delete, exists, select
+from sqlalchemy import Connection, select
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
@@ -23,24 +22,26 @@ from flashtune.errors import InvalidInput, StoreError
 from .blocklist import barred, blocklisted
 from .filters import keys, matching
 from .fingerprints import Fingerprints, count, fingerprints
-from .gate import check, settled
-from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow
-from .opening import File, fit_journal, open_file
+from .limits import check, settled
+from .models import OriginRow
+from .opening import File, fit_journal, open_file, path_of_file
 from .place import Place
 from .records import Measurement, Prediction, Variant
 from .rows import (
     AnyRow,
-    Writer,
     in_parts,
     read_deaths,
     read_measurements,
     read_predictions,
     read_problems,
     select_deaths,
+    select_gpu_keys,
     select_measurements,
     select_predictions,
+    select_problems,
 )
 from .winners import Ranked, best_first, with_source
+from .writing import Writer
 
 LOCK_TIMEOUT = 30.0
 """Seconds that a call waits while another process writes."""
@@ -177,19 +178,7 @@ class Store:
         """Stores a new ranking: every earlier prediction of the same problems and device models goes."""
         records = [check(each) for each in predictions]
         with self._write() as connection:
-            writer = Writer(connection)
-            cleared = set()
-            for each in records:
-                shared = writer.shared(each)
-                place = shared["problem_id"], shared["device_id"]
-                if place not in cleared:
-                    cleared.add(place)
-                    connection.execute(
-                        delete(PredictionRow).where(
-                            PredictionRow.problem_id == place[0], PredictionRow.device_id == place[1]
-                        )
-                    )
-                writer.prediction(each)
+            Writer(connection).predictions(records)
 
     # Reading
 
@@ -275,24 +264,14 @@ class Store:
 
     def problems(self, *, spec: Spec | None = None, gpu_key: str | None = None) -> list[Problem]:
         """Problems with at least one ``ok`` measurement (on that device model), in the order of their keys."""
-        ok = exists().where(MeasurementRow.problem_id == ProblemRow.id, MeasurementRow.status == "ok")
-        if gpu_key is not None:
-            device = select(DeviceRow.id).where(DeviceRow.key == gpu_key).scalar_subquery()
-            ok = ok.where(MeasurementRow.device_id == device)
-        query = select(ProblemRow.json).where(ok)
-        if spec is not None:
-            query = query.where(ProblemRow.spec_key == spec.key)
         with self._read() as connection:
-            found = read_problems(connection.execute(query).scalars())
+            found = read_problems(connection.execute(select_problems(spec, gpu_key)).scalars())
         return sorted(found, key=lambda each: each.key)  # servers sort text in their own ways
 
     def gpu_keys(self, *, capability: str | None = None) -> list[str]:
         """Keys of the device models with measurements, sorted; of one compute capability such as ``9.0a``."""
-        query = select(DeviceRow.key).where(exists().where(MeasurementRow.device_id == DeviceRow.id))
-        if capability is not None:
-            query = query.where(DeviceRow.capability == capability)
         with self._read() as connection:
-            return sorted(str(key) for key in connection.execute(query).scalars())
+            return sorted(str(key) for key in connection.execute(select_gpu_keys(capability)).scalars())
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
         """Variants that no look-up gives for ``spec``: wrong, crashed or blocklisted, on any GPU."""
@@ -335,13 +314,3 @@ class Store:
 
 
 _ORIGIN = select(OriginRow.uuid)
-
-
-def path_of_file(path: str | Path) -> Path:
-    """``path`` as an absolute one. Raises `InvalidInput` for an address."""
-    if "://" in str(path):  # not shown: it may hold a password
-        raise InvalidInput(
-            "a tuning database is a path of a file system, not an address. "
-            "What a team shares on a server is fetched by flashtune db pull"
-        )
-    return Path(os.path.abspath(path))
