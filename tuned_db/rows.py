@@ -64,8 +64,13 @@ _SHARED = (
     VariantRow.source_digest.label("source_digest"),
 )
 
-_NAMES: dict[type, tuple[str, ...]] = {Measurement: (*MEASURED, *SECOND, *ENVIRONMENT), Prediction: PREDICTED}
-"""What the statements below give in front of :data:`_SHARED`."""
+_PLACES = ("problem", "gpu_key", "gpu_name", "family", "config", "source_digest")
+"""Where the texts of :data:`_SHARED` go."""
+_NAMES: dict[type, tuple[str, ...]] = {
+    Measurement: (*MEASURED, *SECOND, *ENVIRONMENT, *_PLACES),
+    Prediction: (*PREDICTED, *_PLACES),
+}
+"""What the statements below give, in their order."""
 CHUNK = 1000
 """Rows that are read, compared, sent or inserted at once."""
 IDS_AT_ONCE = 500
@@ -213,10 +218,10 @@ def read_measurement(row: AnyRow) -> Measurement:
 
 
 def _checked(row: AnyRow, kind: type[T]) -> T:
-    *own, problem, gpu_key, gpu_name, family, config, digest = row
-    data = dict(zip(_NAMES[kind], own, strict=True))
-    shared: dict[str, Any] = {"problem": problem_from_text(problem), "config": config_from_text(family, config)}
-    return check(kind(gpu_key=gpu_key, gpu_name=gpu_name, source_digest=digest, **shared, **data))
+    data = dict(zip(_NAMES[kind], row, strict=True))
+    data["problem"] = problem_from_text(data["problem"])
+    data["config"] = config_from_text(data.pop("family"), data["config"])
+    return check(kind(**data))
 
 
 def _read(row: AnyRow, kind: type[T]) -> T | None:
