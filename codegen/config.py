@@ -68,11 +68,11 @@ class Config:
         return found
 
     def __post_init__(self) -> None:
-        for each in self.parameters():
-            got = getattr(self, each.name)
-            if not any(type(got) is type(choice) and got == choice for choice in each.choices):
-                allowed = ", ".join(str(choice) for choice in each.choices)
-                raise InvalidInput(f"{self.family}: {each.name}={value.shown(got)} is not allowed. Allowed: {allowed}")
+        for name, choices in _choices(type(self)).items():
+            got = getattr(self, name)
+            if not _is_one(got, choices):
+                allowed = ", ".join(str(choice) for _, choice in choices)
+                raise InvalidInput(f"{self.family}: {name}={value.shown(got)} is not allowed. Allowed: {allowed}")
 
     @functools.cached_property
     def key(self) -> str:  # a look-up asks for it some hundred times
@@ -91,6 +91,26 @@ class Config:
 
 
 _known_parameters: dict[type[Config], tuple[Parameter, ...]] = {}
+_Choices = dict[tuple[type, Any], None]
+"""Values with their types, since True == 1; a dict keeps their order. A look-up makes some twenty configs."""
+
+
+_known_choices: dict[type[Config], dict[str, _Choices]] = {}
+
+
+def _choices(cls: type[Config]) -> dict[str, _Choices]:
+    found = _known_choices.get(cls)
+    if found is None:
+        found = {each.name: {(type(choice), choice): None for choice in each.choices} for each in cls.parameters()}
+        _known_choices[cls] = found
+    return found
+
+
+def _is_one(got: object, choices: _Choices) -> bool:
+    try:
+        return (type(got), got) in choices
+    except TypeError:  # not hashable, as every choice is
+        return False
 
 
 def _parameter_of(field: dataclasses.Field[Any]) -> Parameter:

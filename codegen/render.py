@@ -29,8 +29,8 @@ class Source:
     def digest(self) -> str:
         """SHA-256 of what the compiler sees: comments, ``#line`` and blank lines don't count."""
         stripped = _COMMENT.sub("", self.text)
-        lines = (line.strip() for line in stripped.splitlines())
-        kept = "\n".join(line for line in lines if line and not line.startswith("#line"))
+        lines = map(str.strip, stripped.splitlines())
+        kept = "\n".join([line for line in lines if line and not line.startswith("#line")])
         return hashlib.sha256(kept.encode()).hexdigest()
 
     def readable(self) -> str:

@@ -21,7 +21,8 @@ from flashtune.errors import InvalidInput
 
 from . import packed
 from .blocklist import barred
-from .gate import check, measurement_from_json, settled
+from .gate import measurement_from_json
+from .limits import check, settled
 from .records import STAGES, Measurement, Variant, canonical, to_json
 from .winners import fastest, rank
 

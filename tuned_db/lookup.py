@@ -66,24 +66,24 @@ def find(problem: Problem, gpu: Gpu, *, store_path: str | Path | None = None) ->
     can't be used is passed over with one warning per process. Raises `UnsupportedProblem` where no family serves the
     problem.
     """
-    fallback = default_config(problem, gpu)
+    supporting(problem.spec, gpu)
     shipped = bundled(capability(gpu.key))
     path = _user_path(store_path)
     if path is not None:
-        from .store import Store
+        from .resting import look_up
 
         try:
-            with Store.look_into(path, timeout=LOCK_TIMEOUT) as own:
-                return _Search(problem, gpu, fallback, [own, shipped]).choice()
+            return look_up(path, LOCK_TIMEOUT, lambda own: _Search(problem, gpu, [own, shipped]).choice())
         except StoreError as error:
             _warn_once(error)
-    return _Search(problem, gpu, fallback, [shipped]).choice()
+    return _Search(problem, gpu, [shipped]).choice()
 
 
 def find_in(problem: Problem, gpu: Gpu, sources: Sequence[Source]) -> Choice:
     """:func:`find` in sources that are open, the preferred first. A database among them that fails is not passed over:
     raises `StoreError`."""
-    return _Search(problem, gpu, default_config(problem, gpu), list(sources)).choice()
+    supporting(problem.spec, gpu)
+    return _Search(problem, gpu, list(sources)).choice()
 
 
 @functools.lru_cache(maxsize=8192)
@@ -94,9 +94,9 @@ def source_digest(spec: Spec, config: Config) -> str:
 
 
 class _Search:
-    """One look-up: what is asked, the default to beat, and where to look, preferred source first."""
+    """One look-up: what is asked, by whom it is supported, and where to look, preferred source first."""
 
-    def __init__(self, problem: Problem, gpu: Gpu, fallback: Config, sources: list[Source]) -> None:
+    def __init__(self, problem: Problem, gpu: Gpu, sources: list[Source]) -> None:
         self.problem = problem
         self.gpu = gpu
         self.sources = sources
@@ -104,7 +104,6 @@ class _Search:
         self._passed_over = False
         """Whether there are near problems."""
         self._suspects = {each[:2] for each in self.barred}
-        self.fallback = self._sound(fallback)
 
     def choice(self) -> Choice:
         return (
@@ -238,8 +237,13 @@ class _Search:
         name = config.family, config.key
         return name in self._suspects and (*name, source_digest(self.problem.spec, config)) in self.barred
 
-    def _sound(self, fallback: Config) -> Config:
-        """The best default that is not barred; ``fallback`` where all are, since something has to be given."""
+    @functools.cached_property
+    def fallback(self) -> Config:
+        """The default to beat, of those that are not barred; where all are, the best, since something has to be given.
+
+        A millisecond, and most look-ups end before they need it.
+        """
+        fallback = default_config(self.problem, self.gpu)
         if not self._barred(fallback):
             return fallback
         kinds = supporting(self.problem.spec, self.gpu)

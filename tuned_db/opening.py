@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, StoreError
+from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
 
 from .copying import SIDE_FILES, copied, name_copy, same_pages
 from .files import (
@@ -78,6 +78,16 @@ class File(Place):
             f"{self} has schema version {schema}, older than {SCHEMA_VERSION}. "
             "It is upgraded when it is next opened for writing, e.g. by flashtune tune"
         )
+
+
+def path_of_file(path: str | Path) -> Path:
+    """``path`` as an absolute one. Raises `InvalidInput` for an address."""
+    if "://" in str(path):  # not shown: it may hold a password
+        raise InvalidInput(
+            "a tuning database is a path of a file system, not an address. "
+            "What a team shares on a server is fetched by flashtune db pull"
+        )
+    return Path(os.path.abspath(path))
 
 
 def open_file(path: Path, *, create: bool, readonly: bool, timeout: float) -> tuple[File, Header]:

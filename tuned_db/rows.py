@@ -1,34 +1,31 @@
-"""Between records and rows: the statements that read them, strictly, and the values that are written."""
+"""From rows to records: the statements that read them, and strict readers. `writing.py` goes the other way."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, null, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Row, Select, bindparam, exists, func, null, select
 
 from flashtune.codegen import value
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput
 
 from .blocklist import KILLS
 from .files import SCHEMA_VERSION
-from .gate import check, config_from_text, problem_from_text
-from .models import Base, DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
-from .records import REJECTING, Measurement, Prediction, Variant, canonical, capability
+from .gate import config_from_text, problem_from_text
+from .limits import check
+from .models import DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
+from .records import REJECTING, Measurement, Prediction, Variant
 
 _log = logging.getLogger("flashtune")
 
 _OWN = ("created", "registers", "spill_bytes", "shared_bytes")
-_MEASURED = (
+MEASURED = (
     "id",
     "session",
     "status",
@@ -45,7 +42,7 @@ _MEASURED = (
     "message",
     *_OWN,
 )
-_SECOND = (
+SECOND = (
     "paired_ratio",
     "ratio_low",
     "ratio_high",
@@ -56,8 +53,8 @@ _SECOND = (
     "contended",
 )
 """Since schema version 2."""
-_ENVIRONMENT = ("unit", "driver", "nvrtc", "cupy", "flashtune")
-_PREDICTED = ("predicted_us", "rank", "nvrtc", "flashtune", *_OWN)
+ENVIRONMENT = ("unit", "driver", "nvrtc", "cupy", "flashtune")
+PREDICTED = ("predicted_us", "rank", "nvrtc", "flashtune", *_OWN)
 _SHARED = (
     ProblemRow.json.label("problem_json"),
     DeviceRow.key.label("gpu_key"),
@@ -67,8 +64,13 @@ _SHARED = (
     VariantRow.source_digest.label("source_digest"),
 )
 
-_NAMES: dict[type, tuple[str, ...]] = {Measurement: (*_MEASURED, *_SECOND, *_ENVIRONMENT), Prediction: _PREDICTED}
-"""What the statements below give in front of :data:`_SHARED`."""
+_PLACES = ("problem", "gpu_key", "gpu_name", "family", "config", "source_digest")
+"""Where the texts of :data:`_SHARED` go."""
+_NAMES: dict[type, tuple[str, ...]] = {
+    Measurement: (*MEASURED, *SECOND, *ENVIRONMENT, *_PLACES),
+    Prediction: (*PREDICTED, *_PLACES),
+}
+"""What the statements below give, in their order."""
 CHUNK = 1000
 """Rows that are read, compared, sent or inserted at once."""
 IDS_AT_ONCE = 500
@@ -114,9 +116,9 @@ def count_unreadable() -> Iterator[Unreadable]:
 
 def select_measurements(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]:
     """All that a `Measurement` holds, to be narrowed by the caller; what ``schema`` has no column for is None."""
-    own: list[Any] = [getattr(MeasurementRow, name) for name in _MEASURED]
-    own += [getattr(MeasurementRow, name) if schema >= 2 else null().label(name) for name in _SECOND]
-    environment = [getattr(EnvironmentRow, name) for name in _ENVIRONMENT]
+    own: list[Any] = [getattr(MeasurementRow, name) for name in MEASURED]
+    own += [getattr(MeasurementRow, name) if schema >= 2 else null().label(name) for name in SECOND]
+    environment = [getattr(EnvironmentRow, name) for name in ENVIRONMENT]
     return (
         select(*own, *environment, *_SHARED)
         .join(ProblemRow, ProblemRow.id == MeasurementRow.problem_id)
@@ -129,7 +131,7 @@ def select_measurements(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]
 def select_predictions(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]:
     """All that a `Prediction` holds; the same in every schema."""
     return (
-        select(*[getattr(PredictionRow, name) for name in _PREDICTED], *_SHARED)
+        select(*[getattr(PredictionRow, name) for name in PREDICTED], *_SHARED)
         .join(ProblemRow, ProblemRow.id == PredictionRow.problem_id)
         .join(DeviceRow, DeviceRow.id == PredictionRow.device_id)
         .join(VariantRow, VariantRow.id == PredictionRow.variant_id)
@@ -147,6 +149,22 @@ def select_deaths() -> Select[*tuple[Any, ...]]:
         .where(ProblemRow.spec_key == bindparam("spec"), MeasurementRow.status.in_((*REJECTING, *KILLS)))
         .group_by(VariantRow.id, MeasurementRow.status)
     )
+
+
+def select_problems(spec: Spec | None, gpu_key: str | None) -> Select[*tuple[Any, ...]]:
+    """The JSON of problems with at least one ``ok`` measurement, of that spec and on that device model if given."""
+    ok = exists().where(MeasurementRow.problem_id == ProblemRow.id, MeasurementRow.status == "ok")
+    if gpu_key is not None:
+        device = select(DeviceRow.id).where(DeviceRow.key == gpu_key).scalar_subquery()
+        ok = ok.where(MeasurementRow.device_id == device)
+    query = select(ProblemRow.json).where(ok)
+    return query if spec is None else query.where(ProblemRow.spec_key == spec.key)
+
+
+def select_gpu_keys(capability: str | None) -> Select[*tuple[Any, ...]]:
+    """Keys of the device models with measurements, of that compute capability if given."""
+    query = select(DeviceRow.key).where(exists().where(MeasurementRow.device_id == DeviceRow.id))
+    return query if capability is None else query.where(DeviceRow.capability == capability)
 
 
 def in_parts(
@@ -200,10 +218,10 @@ def read_measurement(row: AnyRow) -> Measurement:
 
 
 def _checked(row: AnyRow, kind: type[T]) -> T:
-    *own, problem, gpu_key, gpu_name, family, config, digest = row
-    data = dict(zip(_NAMES[kind], own, strict=True))
-    shared: dict[str, Any] = {"problem": problem_from_text(problem), "config": config_from_text(family, config)}
-    return check(kind(gpu_key=gpu_key, gpu_name=gpu_name, source_digest=digest, **shared, **data))
+    data = dict(zip(_NAMES[kind], row, strict=True))
+    data["problem"] = problem_from_text(data["problem"])
+    data["config"] = config_from_text(data.pop("family"), data["config"])
+    return check(kind(**data))
 
 
 def _read(row: AnyRow, kind: type[T]) -> T | None:
@@ -215,134 +233,3 @@ def _read(row: AnyRow, kind: type[T]) -> T | None:
             count.add("prediction" if name is None else value.shown(name).strip("'"), error)
         _log.debug("row %s of the tuning database is passed over: %s", row._mapping.get("id", ""), error)
         return None
-
-
-_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-_TOGETHER = 100
-"""Records whose shared rows are looked up in one statement: each costs a journey to a server."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """A row that records share: its unique values, and the others as they are where it is new."""
-
-    model: type[Base]
-    memory: tuple[object, ...]
-    """What it is remembered by; cheaper than the unique values."""
-    unique: Callable[[], dict[str, Any]]
-    others: Callable[[], dict[str, Any]] = dict
-
-
-class Writer:
-    """Inserts checked records in one transaction, which began as a write: nobody intervenes.
-
-    Remembers the ids of what records share, so that many records cost little more than their own rows.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._ids: dict[tuple[object, ...], int] = {}
-
-    def measurements(self, records: Iterable[Measurement]) -> None:
-        """Records whose ids are new."""
-        left = iter(records)
-        while chunk := list(itertools.islice(left, CHUNK)):
-            rows = []
-            for start in range(0, len(chunk), _TOGETHER):
-                part = [(each, _shared(each) | _environment(each)) for each in chunk[start : start + _TOGETHER]]
-                self._know(each for _, shared in part for each in shared.values())
-                for each, shared in part:
-                    own = {name: getattr(each, name) for name in (*_MEASURED, *_SECOND)}
-                    rows.append(own | {name: self._id(wanted) for name, wanted in shared.items()})
-            self._connection.execute(insert(MeasurementRow), rows)
-
-    def prediction(self, record: Prediction) -> None:
-        """In place of an earlier one of the same variant, problem and device."""
-        keys = self.shared(record)
-        self._connection.execute(delete(PredictionRow).filter_by(**keys))
-        own = {name: getattr(record, name) for name in _PREDICTED}
-        self._connection.execute(insert(PredictionRow).values(**own, **keys))
-
-    def shared(self, record: Measurement | Prediction) -> dict[str, int]:
-        """Ids of the problem, device and variant of ``record``, made where they are new."""
-        return {name: self._id(each) for name, each in _shared(record).items()}
-
-    def _id(self, wanted: _Shared) -> int:
-        if (wanted.model, *wanted.memory) not in self._ids:
-            self._know([wanted])
-        return self._ids[wanted.model, *wanted.memory]
-
-    def _know(self, wanted: Iterable[_Shared]) -> None:
-        """Finds the rows, and makes those that are new."""
-        unknown: dict[type[Base], dict[tuple[object, ...], _Shared]] = defaultdict(dict)
-        for each in wanted:
-            if (each.model, *each.memory) not in self._ids:
-                unknown[each.model][each.memory] = each
-        for model, found in unknown.items():
-            self._find_or_make(model, list(found.values()))
-
-    def _find_or_make(self, model: type[Base], wanted: list[_Shared]) -> None:
-        unique = [each.unique() for each in wanted]
-        names = list(unique[0])
-        places = [tuple(each.values()) for each in unique]
-        ids = self._find(model, names, places)
-        new = {
-            place: own | each.others()
-            for each, own, place in zip(wanted, unique, places, strict=True)
-            if place not in ids
-        }
-        if new:
-            made = _INSERTS[self._connection.dialect.name](model).on_conflict_do_nothing()
-            self._connection.execute(made, list(new.values()))
-            ids |= self._find(model, names, list(new))
-        if model is DeviceRow:
-            self._check_names([each.others()["name"] for each in wanted], [ids[place] for place in places])
-        for each, place in zip(wanted, places, strict=True):
-            self._ids[model, *each.memory] = ids[place]
-
-    def _check_names(self, names: list[str], ids: list[int]) -> None:
-        """One name per model: to drop the second would change what was measured."""
-        rows = self._connection.execute(
-            select(DeviceRow.id, DeviceRow.key, DeviceRow.name).where(DeviceRow.id.in_(ids))
-        )
-        stored = {row.id: (row.key, row.name) for row in rows}
-        for name, (key, known) in zip(names, (stored[each] for each in ids), strict=True):
-            if name != known:
-                raise InvalidInput(
-                    f"gpu_name={value.shown(name)} must be {value.shown(known)}, as in other rows of the model {key}"
-                )
-
-    def _find(self, model: type[Base], names: list[str], places: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
-        table = model.__table__
-        columns = [table.c[name] for name in names]
-        which = columns[0].in_([each[0] for each in places]) if len(names) == 1 else tuple_(*columns).in_(places)
-        rows = self._connection.execute(select(table.c.id, *columns).where(which))
-        return {tuple(row[1:]): int(row[0]) for row in rows}
-
-
-def _shared(record: Measurement | Prediction) -> dict[str, _Shared]:
-    """What ``record`` points at, by the column that does."""
-    problem, key, name = record.problem, record.gpu_key, record.gpu_name
-    return {
-        "problem_id": _Shared(ProblemRow, (problem,), lambda: {"key": problem.key}, lambda: _problem_values(problem)),
-        "device_id": _Shared(
-            DeviceRow, (key, name), lambda: {"key": key}, lambda: {"name": name, "capability": capability(key)}
-        ),
-        "variant_id": _Shared(VariantRow, (record.config, record.source_digest), lambda: _variant_values(record)),
-    }
-
-
-def _environment(record: Measurement) -> dict[str, _Shared]:
-    unique = {name: getattr(record, name) for name in _ENVIRONMENT}
-    return {"environment_id": _Shared(EnvironmentRow, tuple(unique.values()), lambda: unique)}
-
-
-def _problem_values(problem: Problem) -> dict[str, Any]:
-    core = ("op", "dtype", "head_dim", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_heads_kv", "causal")
-    data: dict[str, Any] = {name: getattr(problem, name) for name in core}
-    return data | {"spec_key": problem.spec.key, "json": canonical(value.to_json(problem))}
-
-
-def _variant_values(record: Measurement | Prediction) -> dict[str, Any]:
-    config = canonical(record.config.to_json())
-    return {"family": record.config.family, "config": config, "source_digest": record.source_digest}

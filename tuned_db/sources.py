@@ -52,6 +52,7 @@ class Shipped:
     def __init__(self, lines: Iterable[bytes], wanted: str) -> None:
         self._rows: dict[tuple[Problem, str], list[Any]] = defaultdict(list)
         self._checked: dict[tuple[Problem, str], list[Measurement]] = {}
+        self._barred: dict[Spec, frozenset[Variant]] = {}
         self._listed: dict[tuple[Spec | None, str], list[Problem]] = {}
         for line in lines:
             try:
@@ -82,6 +83,11 @@ class Shipped:
         return sorted({key for _, key in self._rows if key.partition("/")[0] == capability})
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
+        if spec not in self._barred:
+            self._barred[spec] = self._rejected(spec)
+        return self._barred[spec]
+
+    def _rejected(self, spec: Spec) -> frozenset[Variant]:
         mine = [place for place in self._rows if place[0].spec == spec]
         telling = {*REJECTING, *KILLS}
         suspects = (place for place in mine if any(row.get("status") in telling for row in self._rows[place]))

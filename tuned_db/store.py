@@ -8,13 +8,12 @@ of its `Place`.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import Connection, delete, exists, select
+from sqlalchemy import Connection, select
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
@@ -23,24 +22,26 @@ from flashtune.errors import InvalidInput, StoreError
 from .blocklist import barred, blocklisted
 from .filters import keys, matching
 from .fingerprints import Fingerprints, count, fingerprints
-from .gate import check, settled
-from .models import DeviceRow, MeasurementRow, OriginRow, PredictionRow, ProblemRow
-from .opening import File, fit_journal, open_file
+from .limits import check, settled
+from .models import OriginRow
+from .opening import File, fit_journal, open_file, path_of_file
 from .place import Place
 from .records import Measurement, Prediction, Variant
 from .rows import (
     AnyRow,
-    Writer,
     in_parts,
     read_deaths,
     read_measurements,
     read_predictions,
     read_problems,
     select_deaths,
+    select_gpu_keys,
     select_measurements,
     select_predictions,
+    select_problems,
 )
 from .winners import Ranked, best_first, with_source
+from .writing import Writer
 
 LOCK_TIMEOUT = 30.0
 """Seconds that a call waits while another process writes."""
@@ -58,6 +59,7 @@ class Store:
         """
         self.place = place
         self._snapshot = snapshot
+        self._barred: dict[Spec, frozenset[Variant]] = {}
         with self._read() as connection:
             self._schema = place.schema(connection)
             if connection.execute(_ORIGIN).scalar_one_or_none() is None:
@@ -75,7 +77,7 @@ class Store:
         older schemas too, and works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`,
         `DatabaseTooNew`, `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
         """
-        path = _path_of_file(path)
+        path = path_of_file(path)
         place, header = open_file(path, create=create, readonly=readonly, timeout=timeout)
         store = cls(place)
         if not readonly:
@@ -86,7 +88,7 @@ class Store:
     @contextmanager
     def look_into(cls, path: str | Path, *, timeout: float = LOCK_TIMEOUT) -> Iterator[Self]:
         """:meth:`open` with ``readonly`` and its :meth:`snapshot` in one, on one connection: for a quick look-up."""
-        place, _ = open_file(_path_of_file(path), create=False, readonly=True, timeout=timeout)
+        place, _ = open_file(path_of_file(path), create=False, readonly=True, timeout=timeout)
         with place.reading() as connection:
             yield cls(place, connection)
 
@@ -176,19 +178,7 @@ class Store:
         """Stores a new ranking: every earlier prediction of the same problems and device models goes."""
         records = [check(each) for each in predictions]
         with self._write() as connection:
-            writer = Writer(connection)
-            cleared = set()
-            for each in records:
-                shared = writer.shared(each)
-                place = shared["problem_id"], shared["device_id"]
-                if place not in cleared:
-                    cleared.add(place)
-                    connection.execute(
-                        delete(PredictionRow).where(
-                            PredictionRow.problem_id == place[0], PredictionRow.device_id == place[1]
-                        )
-                    )
-                writer.prediction(each)
+            Writer(connection).predictions(records)
 
     # Reading
 
@@ -207,7 +197,7 @@ class Store:
         wanted = {**keys(problem, spec), "gpu_key": gpu_key, "family": family}
         wanted |= {"session": session, "status": status, "stage": stage}
         with self._read() as connection:
-            found = read_measurements(matching(connection, select_measurements, self._schema, wanted))
+            found = read_measurements(matching(connection, select_measurements, self._schema, wanted).all())
         return sorted(found, key=lambda each: (each.created, each.id))
 
     def by_id(self, ids: Sequence[str]) -> dict[str, Measurement | None]:
@@ -274,28 +264,22 @@ class Store:
 
     def problems(self, *, spec: Spec | None = None, gpu_key: str | None = None) -> list[Problem]:
         """Problems with at least one ``ok`` measurement (on that device model), in the order of their keys."""
-        ok = exists().where(MeasurementRow.problem_id == ProblemRow.id, MeasurementRow.status == "ok")
-        if gpu_key is not None:
-            device = select(DeviceRow.id).where(DeviceRow.key == gpu_key).scalar_subquery()
-            ok = ok.where(MeasurementRow.device_id == device)
-        query = select(ProblemRow.json).where(ok)
-        if spec is not None:
-            query = query.where(ProblemRow.spec_key == spec.key)
         with self._read() as connection:
-            found = read_problems(connection.execute(query).scalars())
+            found = read_problems(connection.execute(select_problems(spec, gpu_key)).scalars())
         return sorted(found, key=lambda each: each.key)  # servers sort text in their own ways
 
     def gpu_keys(self, *, capability: str | None = None) -> list[str]:
         """Keys of the device models with measurements, sorted; of one compute capability such as ``9.0a``."""
-        query = select(DeviceRow.key).where(exists().where(MeasurementRow.device_id == DeviceRow.id))
-        if capability is not None:
-            query = query.where(DeviceRow.capability == capability)
         with self._read() as connection:
-            return sorted(str(key) for key in connection.execute(query).scalars())
+            return sorted(str(key) for key in connection.execute(select_gpu_keys(capability)).scalars())
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
         """Variants that no look-up gives for ``spec``: wrong, crashed or blocklisted, on any GPU."""
-        return barred(self._deaths(spec))
+        if self._snapshot is None:
+            return barred(self._deaths(spec))
+        if spec not in self._barred:  # a snapshot never changes
+            self._barred[spec] = barred(self._deaths(spec))
+        return self._barred[spec]
 
     def blocklisted(self, spec: Spec) -> frozenset[Variant]:
         """Variants that cost two workers for ``spec``, on any GPU; see `blocklist.py`."""
@@ -306,7 +290,7 @@ class Store:
         """A view whose reads share one transaction: all of one moment, and cheaper. For one thread; don't keep it."""
         with self._read() as connection:
             view = copy.copy(self)
-            view._snapshot = connection
+            view._snapshot, view._barred = connection, {}
             yield view
 
     def _deaths(self, spec: Spec) -> list[tuple[Variant, str, int]]:
@@ -330,12 +314,3 @@ class Store:
 
 
 _ORIGIN = select(OriginRow.uuid)
-
-
-def _path_of_file(path: str | Path) -> Path:
-    if "://" in str(path):  # not shown: it may hold a password
-        raise InvalidInput(
-            "a tuning database is a path of a file system, not an address. "
-            "What a team shares on a server is fetched by flashtune db pull"
-        )
-    return Path(os.path.abspath(path))

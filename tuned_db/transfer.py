@@ -16,7 +16,8 @@ from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput
 
 from .exchange import parse_line
-from .gate import check, measurement_from_json, settled
+from .gate import measurement_from_json
+from .limits import check, settled
 from .records import Measurement, canonical, to_json
 from .rows import CHUNK, Unreadable
 from .store import Store

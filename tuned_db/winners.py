@@ -138,11 +138,17 @@ class Ranked:
 
 def rank(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:
     """Variants of one problem and one GPU, best first; see the policy above. ``barred`` adds to rule 1."""
+    return list(_ranking(measurements, barred))
+
+
+def _ranking(measurements: Iterable[Measurement], barred: Collection[Variant]) -> Iterator[Ranked]:
+    """:func:`rank`, of which a look-up needs only the first."""
     rows = list(measurements)
     stages: dict[str, list[Ranked]] = {stage: [] for stage in BEST_FIRST}
     for each in _trusted(variants(rows, barred), rows):
         stages[each.measurement.stage].append(each)
-    return [each for stage in stages.values() for each in _ordered(stage)]
+    for stage in stages.values():
+        yield from _ordered(stage)
 
 
 def variants(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:
@@ -171,7 +177,7 @@ def best_first(by_stage: Callable[[str], Iterable[Measurement]], barred: Collect
     out = set(barred)
     for stage in BEST_FIRST:
         rows = list(by_stage(stage))
-        yield from rank(rows, out)
+        yield from _ranking(rows, out)
         out.update(each.variant for each in rows if each.status == "ok")
 
 
@@ -213,9 +219,11 @@ def _races(rows: Iterable[Measurement]) -> dict[str, _Race]:
 
 
 def _ranked(rows: list[Measurement], races: Mapping[str, _Race]) -> Ranked:
-    best = min(rows, key=lambda each: BEST_FIRST.index(each.stage)).stage
-    there = [each for each in rows if each.stage == best]
-    kept = sorted(unflagged(there), key=lambda each: (each.created, each.id))  # rule 2
+    kept: Sequence[Measurement] = rows
+    if len(rows) > 1:  # rule 2; nearly always there is one, and a look-up has little time
+        best = min(rows, key=lambda each: BEST_FIRST.index(each.stage)).stage
+        there = [each for each in rows if each.stage == best]
+        kept = sorted(unflagged(there), key=lambda each: (each.created, each.id))
     times = [each.median_us for each in kept if each.median_us is not None]
     raced = [each for each in kept if each.stage == "final" and each.rounds]
     left = {each.session for each in raced if each.rounds != races[each.session].rounds}
@@ -227,7 +235,7 @@ def _ranked(rows: list[Measurement], races: Mapping[str, _Race]) -> Ranked:
     return Ranked(
         tuple(kept),
         _median(ratios),
-        statistics.median(times),
+        times[0] if len(times) == 1 else statistics.median(times),
         *_interval(kept),
         stayed=frozenset(each.session for each in raced) - left,
         left=frozenset(left),
@@ -244,6 +252,8 @@ def _interval(rows: Sequence[Measurement]) -> tuple[float | None, float | None]:
 
 def _median(values: Iterable[float | None]) -> float | None:
     known = [each for each in values if each is not None]
+    if len(known) == 1:
+        return known[0]
     return statistics.median(known) if known else None
 
 
@@ -258,30 +268,29 @@ def _trusted(found: Iterable[Ranked], rows: Iterable[Measurement]) -> Iterator[R
         yield each
 
 
-def _ordered(stage: Iterable[Ranked]) -> list[Ranked]:
+def _ordered(stage: Iterable[Ranked]) -> Iterator[Ranked]:
     """Variants of one stage in the order of rules 3 to 7, without those that may not win: they only count as tied."""
     found = list(stage)
-    timed = sorted((each for each in found if each.ratio is None), key=lambda each: each.speed)
     compared = [each for each in found if each.ratio is not None]
     disputed = [each for each in compared if each.disputed]
-    sound = _tie_sets([each for each in compared if not each.disputed])
+    sound: Iterable[Ranked] = _tie_sets([each for each in compared if not each.disputed])
     if disputed:
+        sound = list(sound)
         claiming = [number for number, each in enumerate(sound) if each.trust is not None]
         ahead = sound[: claiming[-1] + 1] if claiming else []
         placed = {each.variant for each in ahead}
-        sound = ahead + _tie_sets(each for each in compared if each.variant not in placed)
-    return sound + timed
+        sound = [*ahead, *_tie_sets(each for each in compared if each.variant not in placed)]
+    yield from sound
+    yield from sorted((each for each in found if each.ratio is None), key=lambda each: each.speed)
 
 
-def _tie_sets(compared: Iterable[Ranked]) -> list[Ranked]:
+def _tie_sets(compared: Iterable[Ranked]) -> Iterator[Ranked]:
     """Rules 4 to 6."""
     waiting = sorted(compared, key=lambda each: each.speed)
-    ordered: list[Ranked] = []
     while leader := next((each for each in waiting if each.may_win), None):
         tied = [each for each in waiting if each.tied_with(leader)]
         tied = sorted(tied, key=lambda each: (each is not leader, not each.may_win, each.speed))[:MOST_TIED]
         able = sorted((each for each in tied if each.may_win), key=lambda each: (each.needs, each.variant))
-        ordered += [dataclasses.replace(each, tied=len(tied)) for each in able]
+        yield from (dataclasses.replace(each, tied=len(tied)) for each in able)
         taken = {each.variant for each in tied}
         waiting = [each for each in waiting if each.variant not in taken]
-    return ordered

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flashtune.errors import InvalidInput
 from flashtune.tuned_db.exchange import read_export, write_export
-from flashtune.tuned_db.gate import check, settled
+from flashtune.tuned_db.limits import check, settled
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.union import Added, add_database, add_file

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.gate import MESSAGE_LIMIT, check, measurement_from_json, settled
+from flashtune.tuned_db.gate import measurement_from_json
+from flashtune.tuned_db.limits import MESSAGE_LIMIT, check, settled
 from flashtune.tuned_db.records import STATUSES, Choice, Measurement, canonical, new_id, now, to_json
 
 Make = Callable[..., Any]

@@ -1,0 +1,267 @@
+"""What a record may hold: types, ranges and listed words; and `settled`, a record without values that can't be stored.
+
+Any record is checked here, wherever it comes from. `gate.py` makes records of what is not one yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from flashtune.errors import InvalidInput
+
+from .records import STAGES, STATUSES, THROTTLES, Measurement, Prediction
+
+MESSAGE_LIMIT = 2000
+_TEXT_LIMIT = 200
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CREATED = re.compile(r"\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-6]\d(\.\d{1,6})?Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_GPU_KEY = re.compile(r"\d{1,2}\.\d[a-z]?/[^/]+(/[^/]+)*")
+_VERSION = re.compile(r"[0-9A-Za-z.+_-]{0,60}")
+
+T = TypeVar("T", "Measurement", "Prediction")
+
+
+def check(record: T) -> T:
+    """``record``, if every field has the right type and range; else :class:`InvalidInput` names field and value."""
+    get, numbers = _NUMBERS[type(record)]
+    for got, (name, types, low, high, optional) in zip(get(record), numbers, strict=True):
+        if type(got) in types and low <= got <= high:
+            continue
+        if got is None:
+            if optional:
+                continue
+            raise InvalidInput(f"{name} is missing")
+        if isinstance(got, bool) or not isinstance(got, types):
+            raise InvalidInput(f"{name} must be {_LIMITS[name].words}, not {show(got)}")
+        number: Any = got
+        if not low <= number <= high:
+            raise InvalidInput(f"{name}={show(got)} must be from {low:g} to {high:g}")
+    _check_text(record)
+    if isinstance(record, Measurement):
+        _check_words("status", record.status, _STATUSES)
+        _check_words("stage", record.stage, STAGES)
+        if record.status == "ok" and (record.median_us is None or not record.source_digest):
+            raise InvalidInput("a measurement with status ok needs median_us and source_digest")
+        _check_interval(record)
+        _check_card(record)
+    return record
+
+
+def settled(record: Measurement) -> Measurement:
+    """``record`` as it is stored: a time that is no time makes it ``failed``, an error that is no number ``wrong``.
+
+    The offending values go to the message, since neither JSON nor SQLite can hold them (SQLite turns NaN into NULL,
+    and NULL sorts first). Nothing else is changed, but an overlong message is cut.
+    """
+    if _is_settled(record):
+        return record
+    changes: dict[str, Any] = {}
+    notes = []
+    for name in ("median_us", "q20_us", "q80_us", "baseline_us", "max_error", "rms_error"):
+        got = getattr(record, name)
+        is_error = name.endswith("_error")
+        if not _within(name, got):
+            changes[name] = None
+            notes.append(f"{name}={got}")
+            if record.status == "ok" and name != "baseline_us" and changes.get("status") != "wrong":
+                changes["status"] = "wrong" if is_error else "failed"
+    bad = [name for name in _INTERVAL if not _within(name, getattr(record, name))]
+    if bad:  # a part of an interval decides nothing
+        changes |= dict.fromkeys(_INTERVAL)
+        notes += [f"{name}={getattr(record, name)}" for name in bad]
+    for name in ("clock_mhz", "power_w", "temperature_c"):
+        if not _within(name, getattr(record, name)):
+            changes[name] = None
+            notes.append(f"{name}={getattr(record, name)}")
+    if record.status == "ok" and record.median_us is None:
+        changes["status"] = "failed"
+        notes.append("no time")
+    message = "; ".join(filter(None, [record.message, *notes]))
+    if not message.isprintable():
+        message = "".join(char if char.isprintable() or char in "\n\t" else "?" for char in message)
+    changes["message"] = message if len(message) <= MESSAGE_LIMIT else message[: MESSAGE_LIMIT - 4] + " ..."
+    return with_floats(dataclasses.replace(record, **changes))
+
+
+def _is_settled(record: Measurement) -> bool:
+    """Whether :func:`settled` would change nothing, as with nearly all rows."""
+    for got, (_, _, low, high, _) in zip(_get_floats(record), _FLOAT_LIMITS, strict=True):
+        if got is not None and (type(got) is not float or not low <= got <= high or _is_minus_zero(got)):
+            return False
+    message = record.message
+    if not isinstance(message, str) or len(message) > MESSAGE_LIMIT or not message.isprintable():
+        return False
+    return record.status != "ok" or record.median_us is not None
+
+
+def _is_minus_zero(got: Any) -> bool:
+    return got == 0 and math.copysign(1, got) < 0
+
+
+def with_floats(record: Measurement) -> Measurement:
+    """``record`` with numbers as columns of floats hold them: 80 is 80.0, -0.0 is 0.0. So a row has one spelling."""
+    changes: dict[str, Any] = {}
+    for name in _FLOATS:
+        got = getattr(record, name)
+        if (type(got) is int and abs(got) <= _ERROR.high) or (type(got) is float and _is_minus_zero(got)):
+            changes[name] = got + 0.0
+    return dataclasses.replace(record, **changes) if changes else record
+
+
+def _within(name: str, got: object) -> bool:
+    """Whether a number is one that can be stored; what is no number is left to :func:`check`."""
+    return not isinstance(got, int | float) or _LIMITS[name].low <= got <= _LIMITS[name].high
+
+
+_INTERVAL = ("paired_ratio", "ratio_low", "ratio_high")
+
+
+def _check_interval(record: Measurement) -> None:
+    low, middle, high = record.ratio_low, record.paired_ratio, record.ratio_high
+    if low is None and high is None:
+        return
+    if low is None or middle is None or high is None or not low <= middle <= high:
+        shown = f"ratio_low={low}, paired_ratio={middle}, ratio_high={high}"
+        raise InvalidInput(f"{shown} must be all there and in this order, or low and high missing")
+
+
+def _check_card(record: Measurement) -> None:
+    if record.contended is not None and not isinstance(record.contended, bool):
+        raise InvalidInput(f"contended={show(record.contended)} must be true or false")
+    if record.throttle is not None:
+        if not isinstance(record.throttle, str):
+            raise InvalidInput(f"throttle must be text, not {show(record.throttle)}")
+        for word in filter(None, record.throttle.split(",")):
+            _check_words("throttle", word, tuple(THROTTLES))
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    types: tuple[type, ...]
+    low: float
+    high: float
+    optional: bool = True
+
+    @property
+    def words(self) -> str:
+        return "a whole number" if self.types == (int,) else "a number"
+
+
+def _numbers(cls: type, names: Collection[str] | None = None) -> tuple[Callable[[Any], tuple[Any, ...]], list[_Number]]:
+    """What reads all limited fields of a record at once, and their limits: one by one would cost most of a check."""
+    listed = [field.name for field in dataclasses.fields(cls) if field.name in (_LIMITS if names is None else names)]
+    limits = [(name, each.types, each.low, each.high, each.optional) for name in listed for each in [_LIMITS[name]]]
+    return operator.attrgetter(*listed), limits
+
+
+_Number = tuple[str, tuple[type, ...], float, float, bool]
+_TIME = _Limits((int, float), 1e-3, 1e12)
+_RATIO = _Limits((int, float), 1e-6, 1e6)
+_ERROR = _Limits((int, float), 0.0, 1.7e308)
+_BYTES = _Limits((int,), 0, 2**31 - 1)
+_LIMITS: dict[str, _Limits] = {
+    "median_us": _TIME,
+    "q20_us": _TIME,
+    "q80_us": _TIME,
+    "baseline_us": _TIME,
+    "predicted_us": dataclasses.replace(_TIME, optional=False),
+    "rank": _Limits((int,), 1, 2**31 - 1, optional=False),
+    "samples": _Limits((int,), 0, 2**31 - 1, optional=False),
+    "max_error": _ERROR,
+    "rms_error": _ERROR,
+    "registers": _Limits((int,), 0, 65536),
+    "spill_bytes": _BYTES,
+    "shared_bytes": _BYTES,
+    "paired_ratio": _RATIO,
+    "ratio_low": _RATIO,
+    "ratio_high": _RATIO,
+    "rounds": _Limits((int,), 1, 2**31 - 1),
+    "clock_mhz": _Limits((int, float), 0.0, 100_000.0),
+    "power_w": _Limits((int, float), 0.0, 100_000.0),
+    "temperature_c": _Limits((int, float), -100.0, 1000.0),
+    "seed": _Limits((int,), 0, 2**63 - 1),
+}
+_NUMBERS = {cls: _numbers(cls) for cls in (Measurement, Prediction)}
+_FLOATS = tuple(name for name, types, *_ in _NUMBERS[Measurement][1] if float in types)
+_get_floats, _FLOAT_LIMITS = _numbers(Measurement, _FLOATS)
+_STATUSES = tuple(STATUSES)
+
+_OWN_TEXTS = ("id", "created", "source_digest")
+"""Few rows share them."""
+
+
+def _texts(cls: type) -> tuple[tuple[str, ...], Callable[[Any], Any], tuple[str, ...], Callable[[Any], Any]]:
+    """Names of text fields with what reads them: those of a row itself, and those that it shares with others."""
+    names = [field.name for field in dataclasses.fields(cls) if field.type == "str" and field.name != "message"]
+    checked = [name for name in names if name not in ("status", "stage")]
+    own = tuple(name for name in checked if name in _OWN_TEXTS)
+    shared = tuple(name for name in checked if name not in _OWN_TEXTS)
+    return own, operator.attrgetter(*own), shared, operator.attrgetter(*shared)
+
+
+_TEXTS = {cls: _texts(cls) for cls in (Measurement, Prediction)}
+_PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
+    "id": (_ID, "a UUID in lower case"),
+    "created": (_CREATED, "a UTC time such as 2026-11-29T17:40:12.123Z"),
+    "gpu_key": (_GPU_KEY, "a device-model key such as 9.0a/h200/132sm/..."),
+    "nvrtc": (_VERSION, "a version"),
+    "cupy": (_VERSION, "a version"),
+    "flashtune": (_VERSION, "a version"),
+}
+_NOT_EMPTY = ("session", "gpu_name")
+_EXACT = {"id": _ID, "created": _CREATED, "source_digest": _DIGEST}
+"""What matches is short, printable and not empty: one look is enough, and these are checked for every row."""
+
+
+def _check_text(record: Measurement | Prediction) -> None:
+    own, get_own, shared, get_shared = _TEXTS[type(record)]
+    _check_texts(own, get_own(record))
+    try:
+        _check_shared_texts(shared, get_shared(record))
+    except TypeError:  # something that is no text and can't be remembered
+        _check_texts(shared, get_shared(record))
+        raise
+    message = getattr(record, "message", "")
+    if not isinstance(message, str) or len(message) > MESSAGE_LIMIT:
+        raise InvalidInput(f"message must be text of at most {MESSAGE_LIMIT} characters, not {show(message)}")
+
+
+def _check_texts(names: tuple[str, ...], texts: tuple[object, ...]) -> None:
+    for name, got in zip(names, texts, strict=True):
+        if not (type(got) is str and name in _EXACT and _EXACT[name].fullmatch(got)):
+            _check_one_text(name, got)
+
+
+_check_shared_texts = functools.lru_cache(maxsize=4096)(_check_texts)
+"""Rows of a session share GPU, versions and more, which are checked once. Refusals are not kept."""
+
+
+def _check_one_text(name: str, got: object) -> None:
+    if not isinstance(got, str):
+        raise InvalidInput(f"{name} must be text, not {show(got)}")
+    if len(got) > _TEXT_LIMIT or not got.isprintable() or (not got and name in _NOT_EMPTY):
+        raise InvalidInput(f"{name}={show(got)} must be 1 to {_TEXT_LIMIT} printable characters")
+    pattern = _PATTERNS.get(name)
+    if pattern and not pattern[0].fullmatch(got):
+        raise InvalidInput(f"{name}={show(got)} must be {pattern[1]}")
+    if name == "source_digest" and got and not _DIGEST.fullmatch(got):
+        raise InvalidInput(f"source_digest={show(got)} must be 64 hexadecimal digits")
+
+
+def _check_words(name: str, got: str, allowed: tuple[str, ...]) -> None:
+    if got not in allowed:
+        raise InvalidInput(f"{name}={show(got)} is not known. Known: {', '.join(allowed)}")
+
+
+def show(got: object) -> str:
+    """A value as messages show it: what it is, and not too long."""
+    text = repr(got[:60]) if isinstance(got, str | bytes) else repr(got)
+    return text if len(text) <= 80 else text[:76] + " ..."
