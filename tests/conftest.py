@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent / "tuned_db"))
 from postgres_server import missing as no_server
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
