@@ -100,7 +100,7 @@ class _Search:
         self.problem = problem
         self.gpu = gpu
         self.sources = sources
-        self.barred: frozenset[Variant] = frozenset().union(*(each.rejected(problem.spec) for each in sources))
+        self.barred = self._rejected(problem.spec)
         self._passed_over = False
         """Whether there are near problems."""
         self._suspects = {each[:2] for each in self.barred}
@@ -195,8 +195,12 @@ class _Search:
         def rows(stage: str) -> list[Measurement]:
             return source.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage=stage)
 
-        ranked = (each for each in best_first(rows, self.barred) if self._usable(each.config))
+        barred = self.barred if problem.spec == self.problem.spec else self._rejected(problem.spec)
+        ranked = (each for each in best_first(rows, barred) if self._usable(each.config))
         return with_source(ranked, lambda config: source_digest(problem.spec, config))
+
+    def _rejected(self, spec: Spec) -> frozenset[Variant]:
+        return frozenset().union(*(each.rejected(spec) for each in self.sources))
 
     def _any(self, source: Source, problem: Problem, gpu_key: str) -> Ranked | None:
         current, older = self._best(source, problem, gpu_key)

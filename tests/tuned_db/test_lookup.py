@@ -161,6 +161,16 @@ def test_float16_and_bfloat16_are_neighbours_and_float32_is_not(
     assert look(problem(dtype="float32")).level == "default"
 
 
+def test_what_was_wrong_for_bfloat16_is_no_neighbour_of_float16(
+    look: Make, store: Store, measurement: Make, problem: Make
+) -> None:
+    near = problem(dtype="bfloat16", batch=4)
+    store.record(measurement(problem=near))
+    assert look().level == "neighbour"
+    store.record(measurement(problem=problem(dtype="bfloat16"), status="wrong", stage="screen"))
+    assert look().level == "default"
+
+
 def test_a_neighbour_has_the_same_spec(look: Make, store: Store, measurement: Make, problem: Make) -> None:
     store.record_all([measurement(problem=problem(causal=True)), measurement(problem=problem(head_dim=128))])
     assert look().level == "default"
