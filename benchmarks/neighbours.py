@@ -27,8 +27,9 @@ from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.model import default_config, predict
 from flashtune.codegen.problem import Problem, Spec
+from flashtune.tuned_db.distance import problem_distance
 from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.lookup import find_in, problem_distance
+from flashtune.tuned_db.lookup import find_in
 from flashtune.tuned_db.records import Measurement, Prediction, Variant
 from flashtune.tuned_db.winners import rank, variants
 

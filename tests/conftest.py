@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent / "tuned_db"))
+sys.path.extend(str(Path(__file__).parent / folder) for folder in ("", "tuned_db"))  # for what tests share
 from postgres_server import missing as no_server
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script runs in the background
@@ -22,6 +22,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with the rows that ship, to be copied."""
+    from flashtune.tuned_db.store import Store
+    from flashtune.tuned_db.union import add_file
+
+    path = tmp_path_factory.mktemp("sound") / "tuned.db"
+    add_file(Store.open(path), Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl")
+    return path
 
 
 def no_compiler() -> str:

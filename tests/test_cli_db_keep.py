@@ -30,16 +30,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "own.db"
 
 
-@pytest.fixture(scope="session")
-def _filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("filled") / "tuned.db"
-    call("import", str(SHIPPED), "--db", str(path))
-    return path
-
-
 @pytest.fixture
-def filled(_filled: Path, own: Path) -> Path:
-    shutil.copy(_filled, own)
+def filled(sound: Path, own: Path) -> Path:
+    shutil.copy(sound, own)
     return own
 
 

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
+from broken_files import a_directory, cut_in_half, emptied, random_bytes
 from click.testing import CliRunner
 
 from flashtune import Problem, explain
@@ -25,14 +25,6 @@ PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "fl
 TOO_NEW = SCHEMA_VERSION + 5
 
 
-@pytest.fixture(scope="session")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the rows that ship."""
-    path = tmp_path_factory.mktemp("sound") / "tuned.db"
-    assert CliRunner().invoke(main, ["db", "import", str(SHIPPED), "--db", str(path)]).exit_code == 0
-    return path
-
-
 @pytest.fixture
 def path(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy, which is also what is used where no --db is given."""
@@ -40,23 +32,6 @@ def path(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(sound, path)
     monkeypatch.setenv("FLASHTUNE_DB", str(path))
     return path
-
-
-def random_bytes(path: Path) -> None:
-    path.write_bytes(np.random.default_rng(1).bytes(20_000))
-
-
-def cut_in_half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def emptied(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def a_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
 
 
 def newer(path: Path) -> None:

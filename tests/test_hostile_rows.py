@@ -9,7 +9,6 @@ import hashlib
 import json
 import random
 import sqlite3
-import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mutations import MARK, change, odd, spoil, stored
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import family
@@ -29,9 +29,6 @@ from flashtune.tuned_db.gate import measurement_from_json
 from flashtune.tuned_db.records import Measurement, canonical, to_json
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.union import Added, add_database, add_file
-
-sys.path.append(str(Path(__file__).parent))
-from mutations import MARK, change, odd, spoil, stored
 
 SHIPPED = Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl"
 GPU = gpu_by_alias("h200")

@@ -25,9 +25,8 @@ import functools
 import logging
 import math
 import os
-import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from flashtune.codegen.config import Config
@@ -39,6 +38,7 @@ from flashtune.codegen.render import render_source
 from flashtune.errors import InvalidInput, StoreError
 from flashtune.settings import database_path
 
+from .distance import chip_distance, problem_distance
 from .records import Choice, Level, Measurement, Prediction, Variant, capability
 from .sources import Source, bundled
 from .winners import Ranked, best_first, with_source
@@ -56,7 +56,6 @@ LOCK_TIMEOUT = 2.0
 """Seconds that a call of ``attention()`` may wait for the user's database; without it the rest still answers."""
 
 _log = logging.getLogger("flashtune")
-_CHIP = re.compile(r"(?P<model>[^/]+)/(?P<sms>\d+)sm/smem\d+/l2-(?P<l2>\d+)/(?P<memory>\d+)gb(?:/mig-(?P<mig>.+))?")
 
 
 def find(problem: Problem, gpu: Gpu, *, store_path: str | Path | None = None) -> Choice:
@@ -276,31 +275,6 @@ class _Search:
             ratio_high=best.high,
             trust=best.trust,
         )
-
-
-def chip_distance(one: str, other: str) -> tuple[int, float]:
-    """How different two device models of one capability are, by their keys.
-
-    Octaves between their numbers of SMs, L2 sizes and memory sizes, added; a MIG slice is farther from a whole chip
-    than any whole chip. A key of unknown form comes last.
-    """
-    first, second = (_CHIP.fullmatch(key.partition("/")[2]) for key in (one, other))
-    if not first or not second:
-        return 2, 0.0
-    octaves = sum(
-        abs(math.log2(max(1, int(first[name])) / max(1, int(second[name])))) for name in ("sms", "l2", "memory")
-    )
-    return int(bool(first["mig"]) != bool(second["mig"])), octaves
-
-
-def problem_distance(one: Problem, other: Problem) -> float:
-    """Octaves between two problems of one spec, in the space of both lengths and batch times heads."""
-
-    def place(each: Problem) -> Iterator[float]:
-        for size in (each.seqlen_q, each.seqlen_k, each.batch * each.num_heads):
-            yield math.log2(max(1, size))
-
-    return math.dist(tuple(place(one)), tuple(place(other)))
 
 
 def _describe(best: Ranked) -> str:

@@ -49,7 +49,7 @@ from .trust import defaults, judged, unflagged
 BEST_FIRST = tuple(reversed(STAGES))
 ALIKE = 0.005
 """Part of a time. Of ten problems on an H200 that were tuned twice, six had another winner the second time, in three of
-them by a lead of less than this over the first (benchmarks/tune_twice.py)."""
+them by a lead of less than this over the first (tune_twice_8_finalists_h200.json)."""
 RENDERED = 64
 """Configs that are rendered to find one whose source is as stored: two finals of an older source, and more."""
 MOST_TIED = 32

@@ -71,8 +71,8 @@ class Timer:
         """Times a config, in turns with ``default``; roughly and alone if it is much slower than ``best`` seconds.
 
         At its power limit a card's clock moves by a fifth, between configs and between the same one's launches a second
-        apart: times of configs that were measured one after the other differ by 3 to 5 % more than the configs do, and
-        ratios to what ran in between do not (docs/tuning.md).
+        apart. Times of configs that were measured one after the other then differ by more than the configs do; ratios
+        to what ran in between hold.
         """
         warm_up = self.seconds(launch, 1)
         if best is not None and warm_up[0] > HOPELESS * best:

@@ -11,7 +11,8 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.lookup import chip_distance, find, problem_distance, source_digest
+from flashtune.tuned_db.distance import chip_distance, problem_distance
+from flashtune.tuned_db.lookup import find, source_digest
 from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, Measurement, capability, new_id, now
 from flashtune.tuned_db.sources import Source, bundled
 from flashtune.tuned_db.store import Store

@@ -92,7 +92,7 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
 
     The same rows give the same bytes, so that the file diffs well under version control. An export that is there is
     replaced, any other file is left alone. Predictions are not written. A name that ends in .gz gives the same text as
-    gzip, a tenth of the size; import and diff take either.
+    gzip, a small part of the size; import and diff take either.
 
     \b
     Examples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from broken_files import a_directory, cut_in_half, emptied, random_bytes
 
 from flashtune import attention
 from flashtune._arrays import forget
@@ -59,23 +59,6 @@ def launched(fakes: Any) -> Config:
     np.testing.assert_array_equal(attention(q, k, v).host, want)
     config: Config = fakes.layer.launches[-1].plan.config
     return config
-
-
-def random_bytes(path: Path) -> None:
-    path.write_bytes(random.Random(1).randbytes(20_000))
-
-
-def cut_in_half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def emptied(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def a_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
 
 
 def newer(path: Path) -> None:

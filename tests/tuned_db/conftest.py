@@ -17,7 +17,7 @@ import pytest
 
 import flashtune
 
-sys.path.append(str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent))  # for generated.py too
 from postgres_server import Cluster
 
 from flashtune.codegen import family, model, render
@@ -30,8 +30,6 @@ from flashtune.tuned_db import gate, lookup, records, sources
 from flashtune.tuned_db.records import Measurement, Prediction
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.team import create_team
-
-sys.path.append(str(Path(__file__).parent))  # for generated.py
 
 H200 = gpu_by_alias("h200")
 SESSION = "01935f6e-0000-7000-8000-000000000000"

@@ -19,8 +19,9 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.errors import UnsupportedProblem
 from flashtune.tuned_db import lookup, sources
+from flashtune.tuned_db.distance import chip_distance
 from flashtune.tuned_db.exchange import Export, read_lines, write_export
-from flashtune.tuned_db.lookup import chip_distance, find
+from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.records import Choice, Measurement
 from flashtune.tuned_db.store import Store
 
