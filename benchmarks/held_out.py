@@ -83,7 +83,8 @@ def shapes() -> dict[Problem, str]:
     return found
 
 
-def run(problems: dict[Problem, str]) -> list[dict[str, Any]]:
+def run(problems: dict[Problem, str], folder: Path) -> list[dict[str, Any]]:
+    """The rows of the result file. What is tuned is kept in ``folder``."""
     gpu = visible_gpus()[0]
     shipped = bundled(capability(gpu.key))
     tuned = {
@@ -91,10 +92,7 @@ def run(problems: dict[Problem, str]) -> list[dict[str, Any]]:
     }
     if both := tuned & problems.keys():
         raise SystemExit(f"{', '.join(map(str, both))}: tuned configs ship, so these are not held out")
-    with tempfile.TemporaryDirectory() as folder:
-        report = flashtune.tune(
-            list(problems), mode="measure", devices=[0], database=Path(folder) / "tuned.db", budget=BUDGET
-        )
+    report = flashtune.tune(list(problems), mode="measure", devices=[0], database=folder / "tuned.db", budget=BUDGET)
     bench = DeviceBench(0, gpu)
     rows = []
     for own in report.rows:
@@ -129,9 +127,11 @@ def run(problems: dict[Problem, str]) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="result file (JSON)")
+    parser.add_argument("--keep", type=Path, help="folder for the database of what is tuned; it must not hold one")
     options = parser.parse_args()
     before = environment()
-    rows = run(shapes())
+    with tempfile.TemporaryDirectory() as folder:
+        rows = run(shapes(), options.keep or Path(folder))
     reached = statistics.geometric_mean(row["own_to_served"] for row in rows)
     slowest = max(row["served_to_default"] for row in rows)
     passed = {"served": reached >= SERVED_AT_LEAST, "no loss": slowest <= SLOWER_AT_MOST}
