@@ -9,21 +9,21 @@ import pytest
 from flashtune.codegen.device import require_device
 from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
+from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.store import Store
 from flashtune.tuner.session import tune
 from flashtune.tuner.verify import verify
 
 pytestmark = pytest.mark.gpu
 
-PROBLEM = Problem(
-    dtype="float16", head_dim=64, batch=4, seqlen_q=2048, seqlen_k=2048, num_heads=16, num_heads_kv=16, causal=True
-)
+PROBLEM = Problem(dtype="bfloat16", head_dim=128, batch=10, seqlen_q=1500, seqlen_k=1500, num_heads=24, num_heads_kv=24)
+"""On an H200 the winner of a near problem is 6 % faster than the default (benchmarks/results/held_out_h200.json)."""
 
 
 def test_what_was_just_tuned_is_reproduced(tmp_path: Path) -> None:
-    path = tmp_path / "tuned.db"
-    (row,) = tune([PROBLEM], devices=[0], database=path, budget="24").rows
-    if row.config == default_config(PROBLEM, require_device()):
+    path, gpu = tmp_path / "tuned.db", require_device()
+    (row,) = tune([PROBLEM], devices=[0], database=path, budget="24", first=[find(PROBLEM, gpu).config]).rows
+    if row.config == default_config(PROBLEM, gpu):
         pytest.skip("the default won: there is no claim")
     found = verify(devices=[0], database=path)
     (verified,) = found.rows
