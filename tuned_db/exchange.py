@@ -24,6 +24,7 @@ from .blocklist import barred
 from .gate import measurement_from_json
 from .limits import check, settled
 from .records import STAGES, Measurement, Variant, canonical, to_json
+from .toolchain import NEWEST
 from .winners import fastest, rank
 
 SCHEMA = "flashtune-measurements/2"
@@ -90,7 +91,7 @@ def write_bundled(measurements: Iterable[Measurement], path: Path) -> str:
     kept: dict[str, Measurement] = {}
     for rows in groups.values():
         out = banned[rows[0].problem.spec]
-        ranking = rank(rows, out)
+        ranking = rank(rows, out, toolchain=NEWEST)
         wanted = [*ranking[: 1 + RUNNERS_UP], *([fastest(ranking)] if ranking else [])]
         for ranked in wanted:
             for row in ranked.rows:

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .records import Measurement, Trust, Variant
+from .toolchain import compatible
 
 ALIKE_CLAIMS = 0.015
 """Part of a ratio. Sound claims came within 0.4 to 0.5 % when they were timed again on the same card and day
@@ -82,7 +83,7 @@ def trust_of(measurements: Iterable[Measurement], variant: Variant) -> Trust | N
     """The trust in ``variant`` by ``measurements`` of one problem and GPU model; None where it claims nothing."""
     rows = list(measurements)
     own = [each for each in rows if _counts(each) and each.variant == variant]
-    return judged(unflagged(own), defaults(rows)) if own else None
+    return judged(compatible(unflagged(own)), defaults(rows)) if own else None
 
 
 def judged(rows: Sequence[Measurement], against: Mapping[str, Variant]) -> Trust | None:

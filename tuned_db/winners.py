@@ -6,7 +6,8 @@ Winners are not stored, so databases merge without conflicts and a better policy
    blocklisted (`blocklist.py`) for the spec is out, on every GPU.
 2. A variant counts at its best stage only: finals, where candidates and default ran interleaved, before ``measure``
    before ``screen``. Variants with finals come before those without. Rows that were made while the card was slowed
-   down or shared (`Measurement.flagged`) count only where a variant has no other at that stage.
+   down or shared (`Measurement.flagged`) count only where a variant has no other at that stage. Of several compilers
+   the nearest to ours counts (`toolchain.py`): what was faster with one may be slower with the next.
 3. Within a stage, variants with a ratio to the default config of the same session come before those without, which are
    ordered by time: ratios compare across sessions, units and days, microseconds don't. The ratio is the median over
    paired rounds; rows of the first schema have that of medians. Several rows of one variant count by their median, and
@@ -28,7 +29,7 @@ Winners are not stored, so databases merge without conflicts and a better policy
    than the default. Where there is nothing else, it wins only if rule 4 holds for each of its witnesses: a median of
    sessions that differ says little. Ratios decide this too, so that sessions of other cards count.
 
-The same rows in any order give the same winner, on every machine.
+The same rows in any order give the same winner, on every machine with the same compiler.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from flashtune.codegen.config import Config
 
 from . import blocklist
 from .records import STAGES, Measurement, Trust, Variant
+from .toolchain import compatible
 from .trust import defaults, judged, unflagged
 
 BEST_FIRST = tuple(reversed(STAGES))
@@ -136,22 +138,31 @@ class Ranked:
         return self.ratio - reach <= high or self.ratio <= leader.ratio * (1 + ALIKE)
 
 
-def rank(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:
-    """Variants of one problem and one GPU, best first; see the policy above. ``barred`` adds to rule 1."""
-    return list(_ranking(measurements, barred))
+def rank(
+    measurements: Iterable[Measurement], barred: Collection[Variant] = (), *, toolchain: str | None = None
+) -> list[Ranked]:
+    """Variants of one problem and one GPU, best first; see the policy above.
+
+    ``barred`` adds to rule 1. ``toolchain`` is the NVRTC version of rule 2, None for the one here.
+    """
+    return list(_ranking(measurements, barred, toolchain))
 
 
-def _ranking(measurements: Iterable[Measurement], barred: Collection[Variant]) -> Iterator[Ranked]:
+def _ranking(
+    measurements: Iterable[Measurement], barred: Collection[Variant], toolchain: str | None = None
+) -> Iterator[Ranked]:
     """:func:`rank`, of which a look-up needs only the first."""
     rows = list(measurements)
     stages: dict[str, list[Ranked]] = {stage: [] for stage in BEST_FIRST}
-    for each in _trusted(variants(rows, barred), rows):
+    for each in _trusted(variants(rows, barred, toolchain=toolchain), rows):
         stages[each.measurement.stage].append(each)
     for stage in stages.values():
         yield from _ordered(stage)
 
 
-def variants(measurements: Iterable[Measurement], barred: Collection[Variant] = ()) -> list[Ranked]:
+def variants(
+    measurements: Iterable[Measurement], barred: Collection[Variant] = (), *, toolchain: str | None = None
+) -> list[Ranked]:
     """Rules 1 and 2 alone: what may be used, in no order, those slower than the default included."""
     rows: dict[Variant, list[Measurement]] = defaultdict(list)
     failed = []
@@ -162,7 +173,7 @@ def variants(measurements: Iterable[Measurement], barred: Collection[Variant] = 
             failed.append((each.variant, each.status, 1))
     out = set(barred) | blocklist.barred(failed)
     races = _races(each for found in rows.values() for each in found)
-    return [_ranked(found, races) for variant, found in rows.items() if variant not in out]
+    return [_ranked(found, races, toolchain) for variant, found in rows.items() if variant not in out]
 
 
 def fastest(ranked: Sequence[Ranked]) -> Ranked:
@@ -218,12 +229,12 @@ def _races(rows: Iterable[Measurement]) -> dict[str, _Race]:
     return races
 
 
-def _ranked(rows: list[Measurement], races: Mapping[str, _Race]) -> Ranked:
+def _ranked(rows: list[Measurement], races: Mapping[str, _Race], toolchain: str | None) -> Ranked:
     kept: Sequence[Measurement] = rows
     if len(rows) > 1:  # rule 2; nearly always there is one, and a look-up has little time
         best = min(rows, key=lambda each: BEST_FIRST.index(each.stage)).stage
         there = [each for each in rows if each.stage == best]
-        kept = sorted(unflagged(there), key=lambda each: (each.created, each.id))
+        kept = sorted(compatible(unflagged(there), toolchain), key=lambda each: (each.created, each.id))
     times = [each.median_us for each in kept if each.median_us is not None]
     raced = [each for each in kept if each.stage == "final" and each.rounds]
     left = {each.session for each in raced if each.rounds != races[each.session].rounds}
