@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.extend(str(Path(__file__).parent / folder) for folder in ("", "tuned_db"))  # for what tests share
+from postgres_server import Cluster
 from postgres_server import missing as no_server
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script runs in the background
@@ -33,6 +35,28 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sound") / "tuned.db"
     add_file(Store.open(path), Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl")
     return path
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A PostgreSQL server of our own; tests that need one are left out where there can be none."""
+    from flashtune.tuned_db.team import create_team
+
+    with Cluster() as cluster:
+        create_team(cluster.create("made"))
+        yield cluster
+
+
+@pytest.fixture
+def empty_url(cluster: Cluster) -> str:
+    """Address of a database without tables."""
+    return cluster.create()
+
+
+@pytest.fixture
+def team_url(cluster: Cluster) -> str:
+    """Address of a team's database without rows."""
+    return cluster.create(template="made")
 
 
 def no_compiler() -> str:

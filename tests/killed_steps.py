@@ -13,7 +13,9 @@ from pathlib import Path
 
 import flashtune.tuned_db.upgrade  # noqa: F401
 from flashtune.codegen.family import families
+from flashtune.tuned_db.gc import collect
 from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.transfer import carry
 from flashtune.tuned_db.union import add_database, add_file
 
 
@@ -31,7 +33,23 @@ def upgrade(folder: Path) -> None:
     Store.open(folder / "own.db")
 
 
-STEPS: dict[str, Callable[[Path], None]] = {"merge": merge, "import": import_, "upgrade": upgrade}
+def push(folder: Path) -> None:
+    team = Store.on_server((folder / "team.url").read_text("utf-8"))
+    carry(Store.open(folder / "other.db", readonly=True), team)
+
+
+def gc(folder: Path) -> None:
+    with Store.open(folder / "own.db") as store:
+        collect(store, days=0)
+
+
+STEPS: dict[str, Callable[[Path], None]] = {
+    "merge": merge,
+    "import": import_,
+    "upgrade": upgrade,
+    "gc": gc,
+    "push": push,
+}
 
 
 def main(folder: Path) -> None:

@@ -16,7 +16,7 @@ from flashtune import _cli_db_keep
 from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.files import read_header
+from flashtune.tuned_db.files import SCHEMA_VERSION, read_header
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "tuned_db" / "bundled" / "h200.jsonl"
@@ -54,7 +54,7 @@ def test_check_of_a_sound_database(filled: Path) -> None:
     shown = call("check", "--gpu", "h200").stdout
     rows = len(read_export(SHIPPED).measurements)
     for line in (
-        "schema        2",
+        f"schema        {SCHEMA_VERSION}",
         "journal       wal",
         "network mount no",
         "file          sound",
@@ -145,11 +145,13 @@ def test_misuse_of_backup_is_one_line(tmp_path: Path, own: Path) -> None:
 def test_upgrade_says_what_it_did(tmp_path: Path) -> None:
     old = tmp_path / "old.db"
     shutil.copy(OLD, old)
-    assert "schema        1, older than 2: flashtune db upgrade" in call("check", "--db", str(old)).output
+    assert (
+        f"schema        1, older than {SCHEMA_VERSION}: flashtune db upgrade" in call("check", "--db", str(old)).output
+    )
     shown = call("upgrade", "--db", str(old)).output
-    assert f"Upgraded {old} from schema version 1 to 2" in shown
+    assert f"Upgraded {old} from schema version 1 to {SCHEMA_VERSION}" in shown
     assert f"As it was: {old}.schema-1.backup" in shown
-    assert read_header(old).schema == 2
+    assert read_header(old).schema == SCHEMA_VERSION
     assert read_header(Path(f"{old}.schema-1.backup")).schema == 1
     assert "Nothing to do" in call("upgrade", "--db", str(old)).output
 

@@ -104,6 +104,12 @@ def test_a_candidate_names_the_command_that_verifies_it(path: Path) -> None:
     assert "GPU-one" in table
 
 
+def test_a_name_says_whom_to_ask(path: Path) -> None:
+    document, table = explained(path, row(author="Ada Ä."), DEFAULT_ROW)
+    assert document["author"] == "Ada Ä."
+    assert "Ada Ä." in table
+
+
 def test_the_command_is_about_the_same_problem(path: Path) -> None:
     words = shlex.split(explained(path, row())[0]["next"])
     again = CliRunner().invoke(main, ["explain", *words[3:], "--json"])

@@ -110,10 +110,10 @@ def test_mutated_lines_are_refused_or_are_measurements(tmp_path: Path, rows: lis
         accepted[key] = dataclasses.replace(row, id=key, gpu_key=rows[0].gpu_key, gpu_name=rows[0].gpu_name)
     assert min(reasons.values()) > 500, "else this says little of the one or the other"
     with Store.open(tmp_path / "tuned.db") as store:
-        assert store.add(accepted.values()) == len(accepted)
+        assert store.add(accepted.values()).new == len(accepted)
         kept = store.measurements()
         assert len(kept) == len(accepted)
-        assert store.add(kept) == store.add(accepted.values()) == 0
+        assert store.add(kept).new == store.add(accepted.values()).new == 0
     write_export(kept, tmp_path / "one.jsonl", origin="x")
     write_export(accepted.values(), tmp_path / "two.jsonl", origin="x")
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()

@@ -1,10 +1,11 @@
-"""A merge, an import or an upgrade that is killed with -9 at a random moment did all of its work or none of it.
+"""Merge, import, upgrade, gc or push that are killed with -9 at a random moment did all of their work or none of it.
 
 For `tune` see tests/tuner/test_kills.py.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import shutil
@@ -18,11 +19,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from postgres_server import Cluster
 from sqlalchemy import create_engine
 
 import flashtune
 from flashtune.tuned_db.exchange import read_export
 from flashtune.tuned_db.files import SCHEMA_VERSION
+from flashtune.tuned_db.gc import collect
+from flashtune.tuned_db.records import new_id
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.union import export_database
 from flashtune.tuned_db.upgrade import migrate
@@ -32,6 +36,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 SHIPPED = Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl"
 STORED = 100
 """Rows that are in the database from the start."""
+SEARCHED = 4
+"""Times that gc may remove, for each final."""
 
 
 class Steps:
@@ -46,6 +52,12 @@ class Steps:
         with Store.open(folder / "other.db") as store:
             store.add(rows)
             export_database(store, folder / "other.jsonl")
+        times = [dataclasses.replace(each, id=new_id(), stage="measure") for each in rows for _ in range(SEARCHED)]
+        shutil.copy(folder / "other.db", folder / "searched.db")
+        with Store.open(folder / "searched.db") as store:
+            store.add(times)
+            going = collect(store, days=0, dry_run=True)
+            self.searched, self.kept = going.removed + going.left, going.left
         shutil.copy(folder / "other.db", folder / "old.db")
         made = create_engine(f"sqlite:///{folder / 'old.db'}")
         with made.begin() as connection:
@@ -62,7 +74,8 @@ class Steps:
     def reset(self, step: str) -> None:
         for left in self.folder.glob("own.db*"):
             left.unlink()
-        shutil.copy(self.folder / ("old.db" if step == "upgrade" else "start.db"), self.folder / "own.db")
+        before = {"upgrade": "old.db", "gc": "searched.db"}.get(step, "start.db")
+        shutil.copy(self.folder / before, self.folder / "own.db")
 
     def _line(self, line: str) -> int:
         assert self.process.stdin is not None
@@ -87,12 +100,35 @@ class Steps:
             assert plain.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert plain.execute("PRAGMA foreign_key_check").fetchall() == []
             schema = plain.execute("PRAGMA user_version").fetchone()[0]
-            columns = len(plain.execute("PRAGMA table_info(measurement)").fetchall())
+            tables = ("measurement", "environment", "tombstone")
+            columns = [len(plain.execute(f"PRAGMA table_info({each})").fetchall()) for each in tables]
+            gone = plain.execute("SELECT count(*) FROM tombstone").fetchone()[0] if columns[-1] else 0
+            indexes = plain.execute("SELECT count(*) FROM sqlite_master WHERE name LIKE 'gc%'").fetchone()[0]
         if step == "upgrade":
             assert count == self.total
-            assert (schema, columns) in ((1, 22), (SCHEMA_VERSION, 30))
+            assert (schema, columns) in ((1, [22, 6, 0]), (SCHEMA_VERSION, [30, 7, 2]))
             return schema == SCHEMA_VERSION
+        if step == "gc":
+            assert (count, gone, indexes) in ((self.searched, 0, 0), (self.kept, self.searched - self.kept, 0))
+            return count == self.kept
         assert count in (STORED, self.total)
+        return count == self.total
+
+
+class Pushed(Steps):
+    """A push to a server of its own."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        super().__init__(folder)
+        self.cluster = cluster
+
+    def reset(self, step: str) -> None:
+        (self.folder / "team.url").write_text(self.cluster.create(template="made"), encoding="utf-8")
+
+    def done(self, step: str) -> bool:
+        with Store.on_server((self.folder / "team.url").read_text("utf-8"), readonly=True) as team:
+            count, logged = len(team.measurements()), [each.new for each in team.arrivals()]
+        assert (count, logged) in ((0, []), (self.total, [self.total]))
         return count == self.total
 
 
@@ -105,8 +141,20 @@ def steps(tmp_path: Path) -> Iterator[Steps]:
 
 
 @pytest.mark.parametrize("kills", [30, pytest.param(150, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("step", ["merge", "import", "upgrade"])
+@pytest.mark.parametrize("step", ["merge", "import", "upgrade", "gc"])
 def test_a_step_that_is_killed_did_all_or_nothing(steps: Steps, step: str, kills: int) -> None:
+    kill_often(steps, step, kills)
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_push_that_is_killed_sent_all_or_nothing(tmp_path: Path, cluster: Cluster, kills: int) -> None:
+    steps = Pushed(tmp_path, cluster)
+    with steps.process:
+        kill_often(steps, "push", kills)
+        steps.process.kill()
+
+
+def kill_often(steps: Steps, step: str, kills: int) -> None:
     for _ in range(2):  # the first waits for imports
         steps.reset(step)
         status, seconds = steps.run(step)

@@ -10,7 +10,14 @@ import pytest
 from flashtune import settings
 from flashtune.errors import InvalidInput
 
-VARIABLES = ("FLASHTUNE_DB", "FLASHTUNE_CACHE_DIR", "FLASHTUNE_CAPTURE", "XDG_DATA_HOME", "XDG_CACHE_HOME")
+VARIABLES = (
+    "FLASHTUNE_DB",
+    "FLASHTUNE_AUTHOR",
+    "FLASHTUNE_CACHE_DIR",
+    "FLASHTUNE_CAPTURE",
+    "XDG_DATA_HOME",
+    "XDG_CACHE_HOME",
+)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="XDG_* variables are a Linux convention")
 
 
@@ -110,6 +117,16 @@ def test_capture_takes_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert settings.capture_path() == tmp_path / "here.jsonl"
 
 
+def test_an_author_is_a_short_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.author() == ""
+    monkeypatch.setenv("FLASHTUNE_AUTHOR", "  Ada Ä. \t")
+    assert settings.author() == "Ada Ä."
+    for bad in ("x" * 101, "a\nb", "a\x1b[2J"):
+        monkeypatch.setenv("FLASHTUNE_AUTHOR", bad)
+        with pytest.raises(InvalidInput, match="at most 100 printable characters"):
+            settings.author()
+
+
 def test_an_address_is_refused_without_showing_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHTUNE_DB", "postgresql://me:secret@host/db")
     with pytest.raises(InvalidInput, match="postgresql://") as caught:
@@ -149,11 +166,11 @@ def test_the_table_names_every_variable_that_is_read() -> None:
     source = Path(settings.__file__).read_text(encoding="utf-8")
     for each in settings.SETTINGS:
         assert each.name.startswith("FLASHTUNE_")
-        read = "environ.get" if each.type == "address" else "_path_setting"
+        read = "_path_setting" if "path" in each.type else "environ.get"
         assert f'{read}("{each.name}"' in source
         assert each.meaning
         assert each.default
-    assert source.count('_path_setting("') == sum(each.type != "address" for each in settings.SETTINGS)
+    assert source.count('_path_setting("') == sum("path" in each.type for each in settings.SETTINGS)
 
 
 def test_import_creates_nothing_and_works_where_the_directory_is_gone(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ class Session:
     """UUIDs of the cards."""
     software: tuple[str, ...]
     """Versions of what compiled and ran the kernels, one text for each environment."""
+    authors: tuple[str, ...]
+    """Names that were given, sorted."""
     measurements: int
     statuses: Counter[str]
     best: Ranked | None
@@ -50,6 +52,7 @@ def _session(name: str, rows: list[Measurement], barred: Collection[Variant]) ->
         gpu_name=rows[0].gpu_name,
         units=tuple(sorted({each.unit for each in rows if each.unit})),
         software=tuple(sorted({software(each) for each in rows})),
+        authors=tuple(sorted({each.author for each in rows if each.author})),
         measurements=len(rows),
         statuses=Counter(each.status for each in rows),
         best=ranking[0] if ranking else None,

@@ -69,10 +69,10 @@ class DeviceRow(Base):
 
 
 class EnvironmentRow(Base):
-    """Where a measurement was made: the unit and the software."""
+    """Where a measurement was made and by whom: the unit, the software, and the name that the author gave."""
 
     __tablename__ = "environment"
-    __table_args__ = (UniqueConstraint("unit", "driver", "nvrtc", "cupy", "flashtune"),)
+    __table_args__ = (UniqueConstraint("unit", "driver", "nvrtc", "cupy", "flashtune", "author"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     unit: Mapped[str]
@@ -80,6 +80,7 @@ class EnvironmentRow(Base):
     nvrtc: Mapped[str]
     cupy: Mapped[str]
     flashtune: Mapped[str]
+    author: Mapped[str] = mapped_column(server_default=text("''"))
 
 
 class VariantRow(Base):
@@ -134,6 +135,31 @@ class MeasurementRow(Base):
     temperature_c: Mapped[float | None]
     throttle: Mapped[str | None]
     contended: Mapped[bool | None]
+
+
+class TombstoneRow(Base):
+    """A measurement that was removed here on purpose (`gc.py`): a merge does not bring it back."""
+
+    __tablename__ = "tombstone"
+    __table_args__ = ({"sqlite_with_rowid": False},)  # the id is stored once, not twice
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    removed: Mapped[str]
+
+
+class ArrivalRow(Base):
+    """What one import, merge, pull or push added; see `arrivals.Arrival`. It stays in this database."""
+
+    __tablename__ = "arrival"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    created: Mapped[str]
+    kind: Mapped[str]
+    source: Mapped[str]
+    digest: Mapped[str]
+    signer: Mapped[str]
+    author: Mapped[str]
+    new: Mapped[int]
 
 
 class PredictionRow(Base):

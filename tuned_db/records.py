@@ -125,6 +125,8 @@ class Measurement:
     nvrtc: str = ""
     cupy: str = ""
     flashtune: str = ""
+    author: str = ""
+    """The name that who measured gave (``FLASHTUNE_AUTHOR``), proved by nothing; empty if none."""
     seed: int | None = None
     message: str = ""
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, bindparam, exists, func, null, select
+from sqlalchemy import Connection, Row, Select, String, bindparam, exists, func, literal_column, null, select
 
 from flashtune.codegen import value
 from flashtune.codegen.problem import Problem, Spec
@@ -53,7 +53,7 @@ SECOND = (
     "contended",
 )
 """Since schema version 2."""
-ENVIRONMENT = ("unit", "driver", "nvrtc", "cupy", "flashtune")
+ENVIRONMENT = ("unit", "driver", "nvrtc", "cupy", "flashtune", "author")
 PREDICTED = ("predicted_us", "rank", "nvrtc", "flashtune", *_OWN)
 _SHARED = (
     ProblemRow.json.label("problem_json"),
@@ -115,10 +115,11 @@ def count_unreadable() -> Iterator[Unreadable]:
 
 
 def select_measurements(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]:
-    """All that a `Measurement` holds, to be narrowed by the caller; what ``schema`` has no column for is None."""
+    """All that a `Measurement` holds, to be narrowed by the caller; what ``schema`` has no column for is as unknown."""
     own: list[Any] = [getattr(MeasurementRow, name) for name in MEASURED]
     own += [getattr(MeasurementRow, name) if schema >= 2 else null().label(name) for name in SECOND]
-    environment = [getattr(EnvironmentRow, name) for name in ENVIRONMENT]
+    environment: list[Any] = [getattr(EnvironmentRow, name) for name in ENVIRONMENT if name != "author"]
+    environment.append(EnvironmentRow.author if schema >= 3 else literal_column("''", String).label("author"))
     return (
         select(*own, *environment, *_SHARED)
         .join(ProblemRow, ProblemRow.id == MeasurementRow.problem_id)

@@ -119,8 +119,18 @@ def read_trusted(path: Path) -> dict[str, str]:
     return trusted
 
 
-def check_signature(export: Path, digest: str, trusted: Mapping[str, str], *, required: bool) -> str:
-    """Who signed the export at ``export``, whose rows have ``digest``: a sentence for people.
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What :func:`check_signature` found."""
+
+    signer: str
+    """Name of the trusted key; empty where none has signed."""
+    sentence: str
+    """For people."""
+
+
+def check_signature(export: Path, digest: str, trusted: Mapping[str, str], *, required: bool) -> Checked:
+    """Who signed the export at ``export``, whose rows have ``digest``.
 
     A signature that is not of these rows raises `InvalidInput`, whoever made it. So does anything but one by a key of
     ``trusted``, if one is ``required``.
@@ -129,16 +139,16 @@ def check_signature(export: Path, digest: str, trusted: Mapping[str, str], *, re
     if found is None:
         if required:
             raise InvalidInput(f"{export} is not signed: there is no {signature_path(export)}. Nothing of it was added")
-        return "not signed"
+        return Checked("", "not signed")
     if not _matches(found, digest):
         path = signature_path(export)
         raise InvalidInput(f"{export} is not what {path} signs: one of them was changed. Nothing of it was added")
     name = trusted.get(found.key)
     if name is not None:
-        return f"signed by {shown(name)}"
+        return Checked(name, f"signed by {shown(name)}")
     if required:
         raise InvalidInput(f"{export} is signed by {found.key}, a key that is not trusted. Nothing of it was added")
-    return f"signed by {found.key}, a key that is not trusted"
+    return Checked("", f"signed by {found.key}, a key that is not trusted")
 
 
 def needed() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +20,8 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput, StoreError
 
+from .arrivals import SCHEMA as LOG_SCHEMA
+from .arrivals import Arrival, log, logged
 from .blocklist import barred, blocklisted
 from .filters import keys, matching
 from .fingerprints import Fingerprints, count, fingerprints
@@ -40,11 +43,20 @@ from .rows import (
     select_predictions,
     select_problems,
 )
+from .tombstones import count_tombstones, tombstones
 from .winners import Ranked, best_first, with_source
 from .writing import Writer
 
 LOCK_TIMEOUT = 30.0
 """Seconds that a call waits while another process writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How many measurements were new, and how many were passed over as they had been removed."""
+
+    new: int
+    removed: int
 
 
 class Store:
@@ -144,29 +156,33 @@ class Store:
         self.add_parts([records])
         return records
 
-    def add(self, measurements: Iterable[Measurement]) -> int:
-        """As :meth:`record_all`; returns how many were new."""
-        return self.add_parts([[check(settled(each)) for each in measurements]])
+    def add(self, measurements: Iterable[Measurement], arrival: Arrival | None = None) -> Stored:
+        """As :meth:`record_all`; returns what came of them. ``arrival`` is logged if any were new."""
+        return self.add_parts([[check(settled(each)) for each in measurements]], arrival)
 
-    def add_parts(self, parts: Iterable[Sequence[Measurement]]) -> int:
-        """Stores all parts or none, one after the other, and returns how many were new; they are checked and settled.
+    def add_parts(self, parts: Iterable[Sequence[Measurement]], arrival: Arrival | None = None) -> Stored:
+        """:meth:`add` for checked and settled measurements in parts, of which one is held at a time: all or none.
 
-        Only one part is held at a time.
+        Those that were removed here (`gc.py`) are passed over.
         """
-        count = 0
+        count = removed = 0
         with self._write() as connection:
             writer = Writer(connection)
             for records in parts:
-                known = self._by_id(connection, [each.id for each in records])
+                ids = [each.id for each in records]
+                known, gone = self._by_id(connection, ids), tombstones(connection, self._schema, ids)
                 new: dict[str, Measurement] = {}
                 for each in records:
                     if known.get(each.id, each) != each or new.get(each.id, each) != each:
                         raise InvalidInput(f"measurement {each.id} is already in {self.place} with other values")
-                    if each.id not in known:
+                    if each.id not in known and each.id not in gone:
                         new[each.id] = each
                 writer.measurements(new.values())
                 count += len(new)
-        return count
+                removed += len(gone)
+            if arrival is not None and count:
+                log(connection, arrival, count)
+        return Stored(count, removed)
 
     def record_prediction(self, prediction: Prediction) -> None:
         """Stores a prediction in place of the last one of the same variant, problem and device model."""
@@ -222,6 +238,21 @@ class Store:
     def _rows_with_ids(self, connection: Connection, ids: Sequence[str]) -> dict[str, AnyRow]:
         parts = in_parts(connection, select_measurements(self._schema), ids)
         return {str(row._mapping["id"]): row for rows in parts for row in rows}
+
+    def removed(self, ids: Sequence[str]) -> set[str]:
+        """Those of ``ids`` that were removed here and don't return."""
+        with self._read() as connection:
+            return tombstones(connection, self._schema, ids)
+
+    def count_removed(self) -> int:
+        """How many measurements were removed here."""
+        with self._read() as connection:
+            return count_tombstones(connection, self._schema)
+
+    def arrivals(self) -> list[Arrival]:
+        """What came from elsewhere, oldest first; not checked. Empty for a schema that had no log yet."""
+        with self._read() as connection:
+            return logged(connection) if self._schema >= LOG_SCHEMA else []
 
     def count(self) -> int:
         """How many measurements there are, with those that this version can't read."""

@@ -15,12 +15,14 @@ from typing import IO
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput
 
+from .arrivals import Arrival, Kind
 from .exchange import parse_line
 from .gate import measurement_from_json
 from .limits import check, settled
+from .opening import File
 from .records import Measurement, canonical, to_json
 from .rows import CHUNK, Unreadable
-from .store import Store
+from .store import Store, Stored
 from .union import Added
 
 Progress = Callable[[str], None]
@@ -34,20 +36,22 @@ def carry(source: Store, target: Store, progress: Progress = lambda text: None) 
     """
     with tempfile.TemporaryFile(prefix="flashtune-") as missing:
         found = _Comparison(source, target, missing, progress)
-        new = 0
+        stored = Stored(0, 0)
         if found.missing:
             progress(f"adding {found.missing} to {target.place}, when it is our turn")
-            new = target.add_parts(_parts(missing, found.missing, progress))
+            kind: Kind = "pull" if isinstance(target.place, File) else "push"
+            arrival = Arrival(kind=kind, source=source.origin)
+            stored = target.add_parts(_parts(missing, found.missing, progress), arrival)
     refused = (f"{source.place}: {found.unreadable}",) if found.unreadable.rows else ()
-    # Another may have added some of them meanwhile.
-    return Added(new, found.known + found.missing - new, refused)
+    late = found.missing - stored.new - stored.removed  # another process added them meanwhile
+    return Added(stored.new, found.known + late, found.removed + stored.removed, refused)
 
 
 class _Comparison:
     """What ``target`` lacks, written to a file, and how many rows it is and has."""
 
     def __init__(self, source: Store, target: Store, missing: IO[bytes], progress: Progress) -> None:
-        self.known = self.missing = 0
+        self.known = self.missing = self.removed = 0
         self.unreadable = Unreadable()
         with source.snapshot() as ours, target.snapshot() as theirs:
             total, done = ours.count(), 0
@@ -61,8 +65,10 @@ class _Comparison:
     def _compare(self, ours: Store, theirs: Store, chunk: dict[str, str | None], missing: IO[bytes]) -> None:
         there = {each: digest for part in theirs.fingerprints(list(chunk)) for each, digest in part.items()}
         suspects = [each for each in chunk if each in there and (chunk[each] is None or chunk[each] != there[each])]
+        gone = theirs.removed(list(chunk))
         self.known += len(there) - len(suspects)
-        wanted = ours.by_id([*suspects, *(each for each in chunk if each not in there)])
+        self.removed += len(gone)
+        wanted = ours.by_id([*suspects, *(each for each in chunk if each not in there and each not in gone)])
         counterparts = theirs.by_id(suspects)
         for name, record in wanted.items():
             if record is None:

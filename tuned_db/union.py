@@ -7,13 +7,14 @@ its own. A row under an id that the database has with other values is refused, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, StoreError
 
+from .arrivals import Arrival
 from .exchange import read_export, read_header, write_export
 from .files import MAGIC
 from .opening import File
@@ -30,25 +31,37 @@ class Added:
     """Rows that the database did not have."""
     known: int
     """Rows that it had."""
+    removed: int = 0
+    """Rows that were removed from it before (`gc.py`), and stay so."""
     refused: tuple[str, ...] = ()
     """Rows that were passed over, each with its place and the reason."""
 
+    @property
+    def summary(self) -> str:
+        """For people."""
+        text = f"{self.new} new measurements, {self.known} that were there"
+        return text + (f", {self.removed} that gc had removed and that stay so" if self.removed else "")
+
 
 def add_file(
-    store: Store, path: Path, *, skip_invalid: bool = False, check: Callable[[str], None] = lambda digest: None
+    store: Store, path: Path, *, skip_invalid: bool = False, check: Callable[[str], str] = lambda digest: ""
 ) -> Added:
     """Adds all rows of an export to ``store``, or none.
 
     The first row that is not valid raises `InvalidInput` with path, line and reason; with ``skip_invalid`` such rows
-    are passed over and listed. ``check`` is called with the digest of the rows before any is added, and may raise.
+    are passed over and listed. ``check`` is called with the digest of the rows before any is added, and may raise; it
+    returns the name of the trusted key that signed them, or ``""``.
     """
     if not path.is_file():  # opening a pipe would wait for its other end
         raise InvalidInput(f"{path} is no file")
     if _is_database(path):
         raise InvalidInput(f"{path} is a database, not an export: flashtune db merge {path}")
     export = read_export(path, skip_invalid=skip_invalid)
-    check(export.digest)
-    return _added(store, export.measurements, export.refused)
+    signer = check(export.digest)
+    arrival = Arrival(kind="import", source=export.origin, digest=export.digest, signer=signer)
+    stored = store.add(export.measurements, arrival)
+    known = len(export.measurements) - stored.new - stored.removed
+    return Added(stored.new, known, stored.removed, export.refused)
 
 
 def add_database(store: Store, path: Path) -> Added:
@@ -60,30 +73,36 @@ def add_database(store: Store, path: Path) -> Added:
     if isinstance(store.place, File) and path.resolve() == store.path.resolve():
         raise InvalidInput(f"{path} is the database that it would be merged into")
     with Store.open(path, create=False, readonly=True) as other:
-        new, known, refused = _compared(store, other)
-    added = store.add(new)
-    return Added(added, known + len(new) - added, tuple(refused))
+        new, found = _compared(store, other)
+        arrival = Arrival(kind="merge", source=other.origin)
+    stored = store.add(new, arrival)
+    late = len(new) - stored.new - stored.removed  # another process added them meanwhile
+    return Added(stored.new, found.known + late, found.removed + stored.removed, found.refused)
 
 
-def _compared(store: Store, other: Store) -> tuple[list[Measurement], int, list[str]]:
-    """Of ``other``: the checked rows that ``store`` lacks, how many it has, and those that can't be read.
+def _compared(store: Store, other: Store) -> tuple[list[Measurement], Added]:
+    """Of ``other``: the checked rows that ``store`` lacks, and what is to be said of the rest.
 
     Piece by piece, so that only what is new is held in memory. ``store`` may still be written meanwhile: `Store.add`
     compares again. A row that is stored here in the same spelling is the same, whatever this version makes of it.
     """
-    new, known, refused = [], 0, []
+    new, known, removed, refused = [], 0, 0, []
     for rows in other.rows():
-        own = store.rows_with_ids(row._mapping["id"] for row in rows)
+        ids = [row._mapping["id"] for row in rows]
+        own, gone = store.rows_with_ids(ids), store.removed([each for each in ids if isinstance(each, str)])
         for row in rows:
             there = own.get(row._mapping["id"])
             if there is not None and tuple(there) == tuple(row):
                 known += 1
                 continue
+            if row._mapping["id"] in gone:
+                removed += 1
+                continue
             try:
                 new.append(read_measurement(row))
             except InvalidInput as error:
                 refused.append(f"{other.path}, table measurement, id {shown(row._mapping['id'])}: {error}")
-    return new, known, refused
+    return new, Added(0, known, removed, tuple(refused))
 
 
 def export_database(
@@ -101,11 +120,6 @@ def export_database(
         raise InvalidInput(f"there are no measurements{' of that GPU' if gpu_key else ''} in {store.place}")
     sign(write_export(rows, path, origin=store.origin))
     return len(rows)
-
-
-def _added(store: Store, rows: Sequence[Measurement], refused: tuple[str, ...]) -> Added:
-    new = store.add(rows)
-    return Added(new, len(rows) - new, refused)
 
 
 def _is_database(path: Path) -> bool:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+from flashtune import settings
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu
@@ -75,6 +76,7 @@ def measurement(
         nvrtc=built.nvrtc,
         cupy=evidence.cupy,
         flashtune=own_version(),
+        author=settings.author(),
         seed=seed,
         message=outcome.message,
     )

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
+from flashtune import settings
 from flashtune.codegen.config import Config
 from flashtune.codegen.device import missing_device, unit_uuid, visible_gpus
 from flashtune.codegen.family import Family, family, supporting
@@ -15,7 +16,6 @@ from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import shown
 from flashtune.errors import IllegalConfig, InvalidInput, InvalidType, NoGpu, UnsupportedProblem
-from flashtune.settings import database_path
 from flashtune.tuned_db.store import Store
 
 from .budget import Budget, parse_budget
@@ -70,6 +70,7 @@ def tune(
         raise InvalidType(f"families={families[:40]!r} is text, it must be a collection of names")
     if families is not None and not families:
         raise InvalidInput("families is empty: name at least one, or None for all")
+    settings.author()  # a name that can't be stored would fail with the first row
     limit = parse_budget(budget)
     target, local, reason = locate(gpu, mode, devices, ray)
     wanted = list(dict.fromkeys(problems))
@@ -91,7 +92,7 @@ def tune(
             report(Progress(0.0, f"asking the Ray cluster for {target}"))
             hired = stack.enter_context(crew(ray, target, len(wanted)))
             units, hire, busy = hired.units, hired.hire, hired.here
-        store = stack.enter_context(Store.open(database_path() if database is None else database))
+        store = stack.enter_context(Store.open(settings.database_path() if database is None else database))
         builder = ProcessBuilder(target.arch, spare_workers(busy))
         stack.callback(builder.close)
         if not units:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
+from flashtune import settings
 from flashtune.codegen.config import Config
 from flashtune.codegen.device import require_device
 from flashtune.codegen.gpu import Gpu
@@ -23,7 +24,6 @@ from flashtune.codegen.model import default_config, predict
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, NoGpu, StoreError, UnsupportedProblem
-from flashtune.settings import database_path
 from flashtune.tuned_db.lookup import find, source_digest
 from flashtune.tuned_db.records import REJECTING, Choice, Measurement, Variant
 from flashtune.tuned_db.store import Store
@@ -115,7 +115,8 @@ def verify(
     target, units, reason = locate(gpu, "auto", devices)
     if not units:
         raise NoGpu(f"{reason}. Claims are verified on the GPU that they are for; nothing was changed")
-    path = Path(database_path() if database is None else database)
+    settings.author()  # a name that can't be stored would fail with the first row
+    path = Path(settings.database_path() if database is None else database)
     if not path.exists():
         raise StoreError(f"there is no tuning database at {path}")
     progress(Progress(0.0, f"choosing winners of {path}", gpu=str(target)))

@@ -10,6 +10,7 @@ import click
 
 from ._cli_db_compare import diff, digest, history
 from ._cli_db_keep import backup, check, upgrade
+from ._cli_db_past import gc, log
 from ._cli_options import database_option, existing_database, new_database_option
 from ._cli_team import pull, push, team
 
@@ -34,13 +35,15 @@ def db() -> None:
       flashtune db verify                   time some of its winners again, on the GPU here
       flashtune db check                    is it sound, and does it serve the GPU here
       flashtune db backup safe.db           a copy, also while others write
+      flashtune db gc                       make it small: without times that nothing depends on
+      flashtune db log                      what came from elsewhere, and when
       flashtune db diff a.db b.jsonl        what differs, in rows and in winners
       flashtune db pull                     what the team has on its PostgreSQL server
       flashtune db push                     what was measured here, for the team
     """
 
 
-for command in (backup, check, diff, digest, history, pull, push, team, upgrade):
+for command in (backup, check, diff, digest, gc, history, log, pull, push, team, upgrade):
     db.add_command(command)
 
 
@@ -60,7 +63,7 @@ def info(database: Path | None) -> None:
 
     with _existing(database) as store, count_unreadable() as unreadable:
         rows = store.measurements()
-        predictions = len(store.predictions())
+        predictions, removed, arrivals = len(store.predictions()), store.count_removed(), len(store.arrivals())
         click.echo(f"path          {store.path} ({store.path.stat().st_size / 1e6:.1f} MB)")
         click.echo(f"id            {store.origin}")
     sessions = len({row.session for row in rows})
@@ -72,6 +75,10 @@ def info(database: Path | None) -> None:
         dates = f"{own[0].created[:10]} to {own[-1].created[:10]}"
         click.echo(f"              {own[0].gpu_name}: {count} for {problems} on {units}, {dates}")
     click.echo(f"predictions   {predictions}")
+    if removed:
+        click.echo(f"removed       {removed} by gc, which stay so")
+    if arrivals:
+        click.echo(f"arrivals      {arrivals}: flashtune db log lists what came from elsewhere")
     if unreadable.rows:
         click.echo(f"not readable  {unreadable}")
 
@@ -153,9 +160,10 @@ def import_(
     keys = read_trusted(trusted) if trusted is not None else {}
 
     def add(store: Store, path: Path) -> Added:
-        def check(digest: str) -> None:
-            said = check_signature(path, digest, keys, required=require_signature)
-            click.echo(f"{path}: {said}", err=True)
+        def check(digest: str) -> str:
+            found = check_signature(path, digest, keys, required=require_signature)
+            click.echo(f"{path}: {found.sentence}", err=True)
+            return found.signer
 
         return add_file(store, path, skip_invalid=skip_invalid, check=check)
 
@@ -214,7 +222,7 @@ def _add(sources: tuple[Path, ...], database: Path | None, add: Callable[[Store,
         for path in sources:
             click.echo(f"{path}: reading and checking each row", err=True)
             added = add(store, path)
-            click.echo(f"{path}: {added.new} new measurements, {added.known} that were there")
+            click.echo(f"{path}: {added.summary}")
             for reason in added.refused[:SHOWN]:
                 click.echo(f"  passed over: {reason}", err=True)
             if len(added.refused) > SHOWN:

@@ -158,6 +158,8 @@ def _print_session(each: Session, mark: str) -> None:
         best = f"{config_text(each.best.config)}{ratio}"
     click.echo(f"{mark} {each.began[:16].replace('T', ' ')}  session {each.session}: {_counts(each)}")
     click.echo(f"    card      {', '.join([each.gpu_name, *each.units])}")
+    if each.authors:
+        click.echo(f"    author    {', '.join(each.authors)}")
     for environment in each.software:
         click.echo(f"    software  {environment}")
     click.echo(f"    best      {best}")

@@ -106,7 +106,13 @@ def problem_flags(problem: Problem) -> list[str]:
 
 
 def _author(choice: Choice, database: Path | None) -> str | None:
-    """Whose rows they are, as far as is known: those of a database may have come to it from others."""
+    """Whose rows they are, as far as is known: those of a database may have come to it from others.
+
+    A name is what ``FLASHTUNE_AUTHOR`` said where they were measured, which nothing proves.
+    """
+    row = choice.measurement
+    if row is not None and row.author:
+        return row.author if row.author.isprintable() else shown(row.author)
     if choice.origin == "bundled":
         return "ships with flashtune"
     if choice.origin != "user":

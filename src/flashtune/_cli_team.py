@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from . import settings
+from ._cli_db_past import collecting, print_arrivals, print_collected
 from ._cli_options import database_option, existing_database, new_database_option
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def team() -> None:
     Examples:
       flashtune db team create              its tables, in an empty PostgreSQL database
       flashtune db team info                what it holds
+      flashtune db team log                 who has pushed, and when
+      flashtune db team gc                  make it small: without times that nothing depends on
       flashtune db team upgrade             after an update of flashtune that changed the schema
     """
 
@@ -153,12 +156,46 @@ def info(team: str | None) -> None:
     click.echo(f"predictions   {found.predictions}")
 
 
+@team.command()
+@team_option
+def log(team: str | None) -> None:
+    """List what was pushed to the team's database, oldest first.
+
+    \b
+    Examples:
+      flashtune db team log
+    """
+    from .tuned_db.store import Store
+
+    print_arrivals(Store.on_server(_address(team), readonly=True).arrivals())
+
+
+@team.command()
+@collecting
+@team_option
+def gc(days: int, dry_run: bool, team: str | None) -> None:
+    """Make the team's database small: remove times that nothing depends on.
+
+    As flashtune db gc does with the local one, whose help says what goes. What is removed does not come back with a
+    push; those who have it keep it. Its user needs the right to delete measurements.
+
+    \b
+    Examples:
+      flashtune db team gc --older-than 90 --dry-run
+    """
+    from .tuned_db.gc import collect
+    from .tuned_db.store import Store
+
+    found = collect(Store.on_server(_address(team), readonly=dry_run, timeout=PATIENCE), days=days, dry_run=dry_run)
+    print_collected(found.removed, found.left, days, dry_run)
+
+
 def _address(given: str | None) -> str:
     return given if given is not None else settings.team_database()
 
 
 def _report(added: Added) -> None:
-    click.echo(f"{added.new} new measurements, {added.known} that were there")
+    click.echo(added.summary)
     for reason in added.refused:
         click.echo(f"  passed over: {reason}", err=True)
 

@@ -18,6 +18,7 @@ from .errors import InvalidInput
 
 APPLICATION = "flashtune"
 DATABASE_NAME = "tuned.db"
+AUTHOR_LIMIT = 100
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -44,6 +45,13 @@ SETTINGS: tuple[Setting, ...] = (
         meaning="A team's PostgreSQL database, for flashtune db push and pull alone, such as "
         "postgresql://me@host/tuned. A password is better kept in ~/.pgpass. Needs the extra postgres.",
         default="None: nothing is shared.",
+    ),
+    Setting(
+        name="FLASHTUNE_AUTHOR",
+        type="text",
+        meaning="A name that is stored with what is measured and imported here, so that a team knows whom to ask. It "
+        "travels with the rows. At most 100 printable characters.",
+        default="None: no name is stored.",
     ),
     Setting(
         name="FLASHTUNE_CACHE_DIR",
@@ -86,6 +94,14 @@ def team_database() -> str:
             "no team database is named: set FLASHTUNE_TEAM_DB to its address, such as postgresql://me@host/tuned, "
             "or pass --team"
         )
+    return given
+
+
+def author() -> str:
+    """The name to store with measurements, empty if none was chosen."""
+    given = os.environ.get("FLASHTUNE_AUTHOR", "").strip()
+    if len(given) > AUTHOR_LIMIT or not given.isprintable():
+        raise InvalidInput(f"FLASHTUNE_AUTHOR={given[:40]!r} must be at most {AUTHOR_LIMIT} printable characters")
     return given
 
 

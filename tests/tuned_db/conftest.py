@@ -16,10 +16,6 @@ import jinja2
 import pytest
 
 import flashtune
-
-sys.path.append(str(Path(__file__).parent))  # for generated.py too
-from postgres_server import Cluster
-
 from flashtune.codegen import family, model, render
 from flashtune.codegen.config import Config, parameter
 from flashtune.codegen.family import Family, Resources
@@ -29,7 +25,6 @@ from flashtune.codegen.work import Work
 from flashtune.tuned_db import gate, lookup, records, sources
 from flashtune.tuned_db.records import Measurement, Prediction
 from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.team import create_team
 
 H200 = gpu_by_alias("h200")
 SESSION = "01935f6e-0000-7000-8000-000000000000"
@@ -261,26 +256,6 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def path(tmp_path: Path) -> Path:
     """Where `store` is, or may be made."""
     return tmp_path / "data é 数据" / "tuned.db"
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """A PostgreSQL server of our own; tests that need one are left out where there can be none."""
-    with Cluster() as cluster:
-        create_team(cluster.create("made"))
-        yield cluster
-
-
-@pytest.fixture
-def empty_url(cluster: Cluster) -> str:
-    """Address of a database without tables."""
-    return cluster.create()
-
-
-@pytest.fixture
-def team_url(cluster: Cluster) -> str:
-    """Address of a team's database without rows."""
-    return cluster.create(template="made")
 
 
 @pytest.fixture

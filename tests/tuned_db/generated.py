@@ -98,6 +98,7 @@ def measurements(draw: st.DrawFn) -> Measurement:
         nvrtc=draw(versions),
         cupy=draw(versions),
         flashtune=draw(versions),
+        author=draw(texts),
         seed=draw(st.none() | st.sampled_from((0, 2**63 - 1))),
         message=draw(messages),
     )

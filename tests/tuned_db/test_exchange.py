@@ -168,7 +168,7 @@ HEADERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "zero bytes": (lambda data: b"", "line 1: not JSON"),
     "a pickle": (lambda data: pickle.dumps(["rows"]), "line 1: not JSON"),
     "no header": (lambda data: data.partition(b"\n")[2], "line 1: it is not a header"),
-    "another schema": (lambda data: data.replace(b"measurements/2", b"measurements/9"), "measurements/9' is not known"),
+    "another schema": (lambda data: data.replace(b"measurements/3", b"measurements/9"), "measurements/9' is not known"),
     "another header key": (lambda data: data.replace(b'{"digest"', b'{"x":1,"digest"', 1), "needs exactly"),
     "a count that is text": (lambda data: data.replace(b'"rows":12', b'"rows":"12"', 1), "rows must be a count"),
     "cut in half": (lambda data: data[: len(data) // 2], r"cut off\?"),
@@ -192,7 +192,7 @@ def test_a_file_that_is_not_whole_is_refused(file: Path, rows: list[Measurement]
 
 def test_files_of_the_first_schema_are_read(file: Path, rows: list[Measurement]) -> None:
     write_export(rows, file, origin="here")
-    file.write_bytes(file.read_bytes().replace(b"measurements/2", b"measurements/1"))
+    file.write_bytes(file.read_bytes().replace(b"measurements/3", b"measurements/1"))
     first = read_export(file)
     assert {each.id for each in first.measurements} == {each.id for each in rows}
     assert {each.ratio_low for each in first.measurements} == {None}

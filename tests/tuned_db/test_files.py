@@ -122,7 +122,7 @@ BROKEN = [
     (without_tables, DatabaseDamaged, "damaged: no such table"),
     (without_its_id, DatabaseDamaged, "its id is gone"),
     (another_programs, DatabaseForeign, "another program"),
-    (from_the_future, DatabaseTooNew, "schema version 7, this flashtune knows up to 2"),
+    (from_the_future, DatabaseTooNew, f"schema version 7, this flashtune knows up to {files.SCHEMA_VERSION}"),
 ]
 
 

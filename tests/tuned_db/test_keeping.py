@@ -15,6 +15,7 @@ import pytest
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, StoreError
 from flashtune.tuned_db import keeping
+from flashtune.tuned_db.files import SCHEMA_VERSION
 from flashtune.tuned_db.keeping import inspect_file, inspect_rows, serves
 from flashtune.tuned_db.rows import REASONS
 from flashtune.tuned_db.store import Store
@@ -34,7 +35,7 @@ class TestFile:
         store.record(measurement())
         before = path.read_bytes()
         health = inspect_file(path)
-        assert (health.schema, health.journal, health.network, health.faults) == (2, "wal", False, ())
+        assert (health.schema, health.journal, health.network, health.faults) == (SCHEMA_VERSION, "wal", False, ())
         assert path.read_bytes() == before
         assert [each.name for each in path.parent.iterdir()] == ["tuned.db"]
         monkeypatch.setattr(keeping, "on_network", lambda _: True)

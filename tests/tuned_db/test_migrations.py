@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def test_constraints_are_those_of_the_models(store: Store, path: Path, tmp_path:
 
     def names(connection: sqlite3.Connection) -> dict[str, set[str]]:
         tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-        return {name: set(sql.replace(",", " ").split()) for name, sql in tables if name != "alembic_version"}
+        return {name: set(re.sub('[,"]', " ", sql).split()) for name, sql in tables if name != "alembic_version"}
 
     with closing(sqlite3.connect(path)) as made, closing(sqlite3.connect(tmp_path / "direct.db")) as wanted:
         assert names(made) == names(wanted)
@@ -141,6 +142,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 KILLED = """
 import os
+import re
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 from flashtune.tuned_db import upgrade

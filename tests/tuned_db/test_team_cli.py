@@ -13,6 +13,7 @@ from postgres_server import GUARDED, PASSWORD, Cluster
 from flashtune import _cli_team, settings
 from flashtune.cli import main
 from flashtune.errors import InvalidInput
+from flashtune.tuned_db.files import SCHEMA_VERSION
 from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]
@@ -52,7 +53,7 @@ def test_a_team_shares(own: Path, empty_url: str, tmp_path: Path, monkeypatch: p
 def test_tables_are_made_and_upgraded_by_hand_too(empty_url: str) -> None:
     assert "Made the tables" in call("team", "create", "--team", empty_url)
     assert "nothing was changed" in call("team", "create", "--team", empty_url)
-    assert call("team", "upgrade", "--team", empty_url) == "Schema version 2, as it was\n"
+    assert call("team", "upgrade", "--team", empty_url) == f"Schema version {SCHEMA_VERSION}, as it was\n"
 
 
 def test_names_of_strangers_are_shown_as_text(cluster: Cluster, team_url: str, measurement: Make) -> None:

@@ -22,7 +22,7 @@ from flashtune.tuned_db import lookup, postgres, transfer
 from flashtune.tuned_db import rows as stored
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store import Store, Stored
 from flashtune.tuned_db.transfer import carry
 from flashtune.tuned_db.union import Added, add_file, export_database
 
@@ -208,8 +208,8 @@ def test_only_what_is_missing_is_read_and_a_part_at_a_time(
         read.append(list(ids))
         return by_id(self, ids)
 
-    def sending(self: Store, parts: Any) -> int:
-        return add_parts(self, (sent.append(len(part)) or part for part in parts))
+    def sending(self: Store, parts: Any, arrival: Any) -> Stored:
+        return add_parts(self, (sent.append(len(part)) or part for part in parts), arrival)
 
     local = database(tmp_path / "local.db", rows)
     team.record_all(rows[:7])

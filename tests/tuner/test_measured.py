@@ -388,12 +388,13 @@ def test_winners_of_a_near_problem_are_tried_right_behind_the_default(path: Path
     assert [config for _, config in bench.attempts] == [DEFAULT, row.config]
 
 
-def test_compiler_facts_are_stored_with_the_measurement(path: Path) -> None:
+def test_compiler_facts_are_stored_with_the_measurement(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHTUNE_AUTHOR", "Ada")
     run(path, [PROBLEM], 1, builder=FakeBuilder())
     with Store.open(path, readonly=True) as store:
         row = store.measurements(problem=PROBLEM, stage="measure")[0]
     assert (row.registers, row.spill_bytes, row.nvrtc) == (96, 0, "13.5")
     assert (row.unit, row.driver, row.cupy, row.clock_mhz) == ("GPU-fake", "580.1", "14.0", 1980.0)
     assert (row.power_w, row.temperature_c, row.throttle, row.contended) == (612.5, 61.0, "power_cap", False)
-    assert (row.gpu_key, row.gpu_name, row.seed) == (GPU.key, GPU.name, 0)
+    assert (row.gpu_key, row.gpu_name, row.seed, row.author) == (GPU.key, GPU.name, 0, "Ada")
     assert row.samples == 20

@@ -164,6 +164,15 @@ def test_bad_input_is_refused_before_the_database_is_made(
     assert not path.exists()
 
 
+def test_an_author_that_is_no_name_is_refused_likewise(
+    devices: list[Gpu], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHTUNE_AUTHOR", "two\nlines")
+    with pytest.raises(InvalidInput, match="FLASHTUNE_AUTHOR"):
+        tune([problem()], gpu="h100", database=tmp_path / "tuned.db")
+    assert not (tmp_path / "tuned.db").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "asked"), [(None, None), ("all", None), ("ALL", None), ("0", [0]), ("1, 0", [1, 0]), ("2,2", [2, 2])]
 )

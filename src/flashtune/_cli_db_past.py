@@ -1,0 +1,110 @@
+"""`flashtune db gc|log`: what may go from a tuning database, and what came to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ._cli_options import database_option, existing_database
+
+if TYPE_CHECKING:
+    from .tuned_db.arrivals import Arrival
+
+
+def collecting(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of what removes rows."""
+    older = click.option(
+        "--older-than",
+        "days",
+        type=click.IntRange(min=0),
+        default=30,
+        show_default=True,
+        metavar="DAYS",
+        help="Only rows of this age.",
+    )
+    dry = click.option("--dry-run", is_flag=True, help="Change nothing, and say what would go.")
+    return older(dry(command))
+
+
+@click.command()
+@collecting
+@database_option
+def gc(days: int, dry_run: bool, database: Path | None) -> None:
+    """Make the tuning database small: remove times that nothing depends on.
+
+    Most rows are times of configs that were tried on the way to a final. Where a session had its final, these can go:
+    attention() chooses as before. Finals and failures stay, and what no session has finished, and one time in a
+    hundred. A later tune of the same problems measures such configs again.
+
+    What is removed does not come back with a merge, an import or a pull. Databases of others keep it.
+
+    \b
+    Examples:
+      flashtune db gc --dry-run
+      flashtune db gc --older-than 7 --db team.db
+    """
+    from .tuned_db.gc import collect
+    from .tuned_db.store import Store
+
+    path = existing_database(database)
+    with Store.open(path, create=False, readonly=dry_run) as store:
+        found = collect(store, days=days, dry_run=dry_run)
+    print_collected(found.removed, found.left, days, dry_run)
+    if found.removed and not dry_run:
+        click.echo(f"{path}: {found.bytes_before / 1e6:.1f} MB became {found.bytes_after / 1e6:.1f} MB")
+    if found.note:
+        click.echo(f"The file was not made smaller; what is stored later fills it: {found.note}", err=True)
+
+
+def print_collected(removed: int, left: int, days: int, dry_run: bool) -> None:
+    """What was removed, or would be."""
+    if not removed:
+        click.echo(
+            f"Nothing to remove: none of {left} measurements is a time of a search that finished {days} days ago"
+        )
+        return
+    did = "Would remove" if dry_run else "Removed"
+    click.echo(f"{did} {removed} of {removed + left} measurements: times of finished searches older than {days} days")
+
+
+@click.command()
+@database_option
+def log(database: Path | None) -> None:
+    """List what came to the tuning database from elsewhere: imports, merges and pulls, oldest first.
+
+    Source is the database that rows came from, as it said; names are those of trusted keys, or what FLASHTUNE_AUTHOR
+    said where the command ran. The list stays in this database.
+
+    \b
+    Examples:
+      flashtune db log
+      flashtune db log --db team.db
+    """
+    from .tuned_db.store import Store
+
+    with Store.open(existing_database(database), create=False, readonly=True) as store:
+        print_arrivals(store.arrivals())
+
+
+def print_arrivals(arrivals: Sequence[Arrival]) -> None:
+    """One a line. Texts may be of others."""
+    from .codegen.value import shown
+
+    def plain(text: str) -> str:
+        return text if isinstance(text, str) and text.isprintable() and len(text) <= 200 else shown(text)
+
+    if not arrivals:
+        click.echo("Nothing came from elsewhere")
+    for each in arrivals:
+        more = [
+            f"signed by {plain(each.signer)}" if each.signer else "",
+            f"digest {plain(each.digest)[:12]}" if each.digest else "",
+            f"by {plain(each.author)}" if each.author else "",
+        ]
+        tail = "".join(f", {text}" for text in more if text)
+        click.echo(
+            f"{plain(each.created)[:16]}  {plain(each.kind):6}  {each.new:>7} new from {plain(each.source)}{tail}"
+        )

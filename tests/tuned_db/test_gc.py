@@ -1,0 +1,320 @@
+"""What gc removes, what it must leave, and that what it removed stays away."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from generated import measurements
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from postgres_server import Cluster, on_both
+
+from flashtune.cli import main
+from flashtune.errors import DatabaseNotWritable, InvalidInput
+from flashtune.tuned_db.exchange import write_export
+from flashtune.tuned_db.gc import collect, in_sample
+from flashtune.tuned_db.records import STATUSES, Measurement, new_id
+from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.transfer import carry
+from flashtune.tuned_db.union import Added, add_database, add_file
+from flashtune.tuned_db.winners import rank
+
+Make = Callable[..., Any]
+
+
+def plain_id() -> str:
+    """One that is not in the sample."""
+    return next(name for name in iter(new_id, "") if not in_sample(name))
+
+
+@pytest.fixture
+def searched(measurement: Make, pair: Make) -> Callable[..., list[Measurement]]:
+    """A session: a time for each of some configs, and a final of the best and the default unless told otherwise."""
+
+    def make(session: str = "s", final: bool = True, **changes: Any) -> list[Measurement]:
+        configs = [pair(block=block, stages=stages) for block, stages in itertools.product((16, 32, 64), (1, 2))]
+        rows = [
+            measurement(id=plain_id(), session=session, config=config, stage="measure", **changes) for config in configs
+        ]
+        if final:
+            rows.append(measurement(id=plain_id(), session=session, config=configs[0], paired_ratio=0.8, **changes))
+            rows.append(measurement(id=plain_id(), session=session, config=configs[1], paired_ratio=1.0, **changes))
+        return rows
+
+    return make
+
+
+def ids(rows: Sequence[Measurement]) -> set[str]:
+    return {each.id for each in rows}
+
+
+@on_both
+def test_times_of_finished_searches_go_and_all_else_stays(
+    store: Store, searched: Callable[..., list[Measurement]], problem: Make, measurement: Make
+) -> None:
+    finished = searched()
+    kept = [
+        *searched("never came to a final", final=False),
+        *searched("s", final=False, problem=problem(seqlen_q=7)),  # the same session, which had no time for this one
+        *(measurement(session="s", stage="measure", status=each, median_us=None) for each in STATUSES if each != "ok"),
+    ]
+    store.record_all([*finished, *kept])
+    before = store.winner(problem(), finished[0].gpu_key)
+    found = collect(store, days=0)
+    assert (found.removed, found.left) == (6, len(kept) + 2)
+    assert ids(store.measurements()) == ids([*kept, *finished[6:]])
+    assert store.winner(problem(), finished[0].gpu_key) == before is not None
+    assert store.removed([each.id for each in finished]) == ids(finished[:6])
+    assert (collect(store, days=0).removed, store.count()) == (0, found.left)
+
+
+@on_both
+def test_another_gpu_of_the_same_session_is_another_search(
+    store: Store, searched: Callable[..., list[Measurement]]
+) -> None:
+    store.record_all([*searched(), *searched(final=False, gpu_key="9.0a/h100/x", gpu_name="h100")])
+    assert collect(store, days=0).removed == 6
+    assert {each.gpu_name for each in store.measurements(stage="measure")} == {"h100"}
+
+
+@on_both
+def test_only_what_is_old_goes(store: Store, searched: Callable[..., list[Measurement]]) -> None:
+    now = datetime.now(UTC)
+    for days in (1, 10):
+        store.record_all(searched(f"{days} days", created=(now - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")))
+    assert collect(store, days=11).removed == 0
+    assert collect(store, days=9).removed == 6
+    assert {each.session for each in store.measurements(stage="measure")} == {"1 days"}
+
+
+@pytest.mark.parametrize("days", [-1, True, 1.5, 36501, "30"])
+def test_days_out_of_range_change_nothing(store: Store, searched: Callable[..., list[Measurement]], days: Any) -> None:
+    store.record_all(searched())
+    with pytest.raises(InvalidInput, match="must be a whole number from 0 to 36500"):
+        collect(store, days=days)
+    assert store.count() == 8
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(
+    store: Store, path: Path, searched: Callable[..., list[Measurement]]
+) -> None:
+    store.record_all(searched())
+    before = path.read_bytes()
+    with Store.open(path, readonly=True) as reader:
+        would = collect(reader, days=0, dry_run=True)
+        with pytest.raises(DatabaseNotWritable, match="read-only"):
+            collect(reader, days=0)
+    assert path.read_bytes() == before
+    assert (would.removed, would.left, would.bytes_before) == (6, 2, would.bytes_after)
+    assert collect(store, days=0).removed == would.removed
+
+
+def test_a_sample_stays(store: Store, searched: Callable[..., list[Measurement]]) -> None:
+    names = [new_id() for _ in range(5000)]
+    assert 20 < sum(map(in_sample, names)) < 100, "one in a hundred, and the same everywhere"
+    lucky = next(name for name in iter(new_id, "") if in_sample(name))
+    rows = searched()
+    rows[0] = dataclasses.replace(rows[0], id=lucky)
+    store.record_all(rows)
+    assert collect(store, days=0).removed == 5
+    assert store.by_id([lucky])
+
+
+@pytest.fixture
+def other(tmp_path: Path, searched: Callable[..., list[Measurement]]) -> tuple[Path, list[Measurement]]:
+    """Another database with a finished search."""
+    rows = searched()
+    with Store.open(tmp_path / "other.db") as made:
+        made.add(rows)
+    return tmp_path / "other.db", rows
+
+
+@on_both
+@pytest.mark.parametrize("way", ["merge", "import", "carry", "record"])
+def test_what_was_removed_does_not_return(
+    store: Store, other: tuple[Path, list[Measurement]], tmp_path: Path, way: str, measurement: Make
+) -> None:
+    source, rows = other
+    add_database(store, source)
+    collect(store, days=0)
+    left = store.measurements()
+    late = measurement(session="later")
+    with Store.open(source) as adding:
+        adding.record(late)
+        write_export(adding.measurements(), tmp_path / "other.jsonl", origin=adding.origin)
+        known = Added(new=1, known=2, removed=6)
+        if way == "merge":
+            assert add_database(store, source) == known
+        elif way == "import":
+            assert add_file(store, tmp_path / "other.jsonl") == known
+        elif way == "carry":
+            assert carry(adding, store) == known
+        else:
+            assert store.record_all([*rows, late]) == [*rows, late]
+    assert ids(store.measurements()) == ids([*left, late])
+    with Store.open(source) as untouched:
+        assert ids(untouched.measurements()) == ids([*rows, late]), "what others keep is theirs"
+
+
+def test_a_server_and_a_file_collect_on_their_own(
+    tmp_path: Path, cluster: Cluster, team_url: str, other: tuple[Path, list[Measurement]]
+) -> None:
+    team, (path, rows) = Store.on_server(team_url), other
+    with Store.open(path) as local:
+        carry(local, team)
+        collect(local, days=0)
+        assert carry(local, team) == Added(new=0, known=2)
+        assert team.count() == len(rows), "the team keeps what one of it has removed"
+        assert carry(team, local) == Added(new=0, known=2, removed=6)
+        said = CliRunner().invoke(main, ["db", "team", "gc", "--older-than", "0", "--team", team_url])
+        assert (said.exit_code, said.output.split(":")[0]) == (0, "Removed 6 of 8 measurements")
+    assert team.count() == 2
+
+
+def test_a_file_shrinks_and_forgets_configs_that_no_row_is_about(
+    store: Store, path: Path, prediction: Make, searched: Callable[..., list[Measurement]], pair: Make
+) -> None:
+    guess = prediction(config=pair(block=64, stages=2))
+    store.record_prediction(guess)
+    for number in range(60):
+        store.record_all(searched(f"{number}", message="x" * 1000))
+    found = collect(store, days=0)
+    assert found.removed == 360
+    assert found.note == ""
+    assert found.bytes_after < found.bytes_before / 2
+    assert found.bytes_after == path.stat().st_size
+    with closing(sqlite3.connect(path)) as plain:
+        assert plain.execute("SELECT count(*) FROM variant").fetchone() == (3,)  # of finals, and what is predicted
+        assert plain.execute("SELECT count(*) FROM sqlite_master WHERE name LIKE 'gc%'").fetchone() == (0,)
+        assert plain.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert store.predictions() == [guess]
+
+
+def test_a_file_that_is_in_use_is_collected_and_not_made_smaller(
+    store: Store, path: Path, searched: Callable[..., list[Measurement]]
+) -> None:
+    store.record_all(searched())
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM measurement").fetchone()
+        found = collect(store, days=0, timeout=0.1)
+        assert reader.execute("SELECT count(*) FROM measurement").fetchone() == (8,), "a reader sees one moment"
+    assert found.removed == 6
+    assert store.count() == 2
+
+
+def test_choices_are_as_before_for_any_rows(tmp_path_factory: pytest.TempPathFactory, empty_database: bytes) -> None:
+    """A variant that has finals counts by them alone, and each finished search has some."""
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(drawn=st.lists(measurements(), min_size=1, max_size=14, unique_by=lambda each: each.id), seed=st.randoms())
+    def law(drawn: list[Measurement], seed: Any) -> None:
+        first = drawn[0]
+        rows = [
+            dataclasses.replace(
+                each, problem=first.problem, gpu_key=first.gpu_key, gpu_name=first.gpu_name, nvrtc="13.0",
+                session=seed.choice("ab"), status=seed.choice(("ok", "ok", "ok", "wrong")), source_digest="a" * 64,
+                median_us=seed.choice((80.0, 90.0, 99.0)), baseline_us=100.0,
+            )
+            for each in drawn
+        ]  # fmt: skip
+        path = tmp_path_factory.mktemp("law") / "tuned.db"
+        path.write_bytes(empty_database)
+        with Store.open(path) as store:
+            store.add(rows)
+            before = rank(store.measurements())
+            collect(store, days=0)
+            after = rank(store.measurements())
+        finals = [each for each in before if each.measurement.stage == "final"]
+        assert after[: len(finals)] == finals
+
+    law()
+
+
+class TestArrivals:
+    """The log of what came from elsewhere."""
+
+    def test_each_way_is_logged_where_it_arrives(
+        self, store: Store, tmp_path: Path, team_url: str, other: tuple[Path, list[Measurement]],
+        monkeypatch: pytest.MonkeyPatch, measurement: Make,
+    ) -> None:  # fmt: skip
+        monkeypatch.setenv("FLASHTUNE_AUTHOR", "Ada")
+        source, rows = other
+        team = Store.on_server(team_url)
+        with Store.open(source) as local:
+            digest = write_export(rows[:3], tmp_path / "some.jsonl", origin=local.origin)
+            add_file(store, tmp_path / "some.jsonl", check=lambda digest: "node 7")
+            add_file(store, tmp_path / "some.jsonl")
+            add_database(store, source)
+            add_database(store, source)
+            carry(local, team)
+            team.record(measurement(session="another"))
+            carry(team, store)
+            origin = local.origin
+        said = [(each.kind, each.source, each.digest, each.signer, each.new, each.author) for each in store.arrivals()]
+        assert said == [
+            ("import", origin, digest, "node 7", 3, "Ada"),
+            ("merge", origin, "", "", 5, "Ada"),
+            ("pull", team.origin, "", "", 1, "Ada"),
+        ], "what added nothing is not logged"
+        assert [(each.kind, each.source, each.new) for each in team.arrivals()] == [("push", origin, 8)]
+
+    def test_it_stays_where_it_is(self, store: Store, tmp_path: Path, other: tuple[Path, list[Measurement]]) -> None:
+        add_database(store, other[0])
+        with Store.open(tmp_path / "third.db") as third:
+            add_database(third, store.path)
+            assert [each.source for each in third.arrivals()] == [store.origin]
+            for each in (store, third):
+                write_export(each.measurements(), tmp_path / f"{each.path.stem}.jsonl", origin="x")
+        assert (tmp_path / "third.jsonl").read_bytes() == (tmp_path / "tuned.jsonl").read_bytes()
+
+    def test_a_refused_merge_is_not_logged(self, store: Store, other: tuple[Path, list[Measurement]]) -> None:
+        store.record(dataclasses.replace(other[1][0], median_us=1.0))
+        with pytest.raises(InvalidInput, match="with other values"):
+            add_database(store, other[0])
+        assert store.arrivals() == []
+
+    def test_the_command_shows_it_and_text_of_others_as_text(
+        self, store: Store, path: Path, other: tuple[Path, list[Measurement]]
+    ) -> None:
+        nothing = CliRunner().invoke(main, ["db", "log", "--db", str(path)])
+        assert nothing.output == "Nothing came from elsewhere\n"
+        add_database(store, other[0])
+        with closing(sqlite3.connect(path)) as plain, plain:
+            plain.execute("UPDATE arrival SET author = ?", ("\x1b[2Jroot",))
+        said = CliRunner().invoke(main, ["db", "log", "--db", str(path)])
+        assert said.exit_code == 0
+        assert "\x1b" not in said.output
+        assert "merge         8 new from " in said.output
+        assert said.output.endswith("by '\\x1b[2Jroot'\n")
+
+
+class TestAuthor:
+    """The name that travels with rows."""
+
+    def test_it_is_stored_exported_and_merged(self, store: Store, tmp_path: Path, measurement: Make) -> None:
+        rows = [measurement(author="Ada, Ä. & 数"), measurement(), measurement(author="Bob")]
+        store.record_all(rows)
+        assert {each.author for each in store.measurements()} == {"Ada, Ä. & 数", "", "Bob"}
+        write_export(rows, tmp_path / "rows.jsonl", origin="x")
+        lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()[1:]]
+        assert sorted(each.get("author", "-") for each in lines) == ["-", "Ada, Ä. & 数", "Bob"]
+        with Store.open(tmp_path / "other.db") as other:
+            add_file(other, tmp_path / "rows.jsonl")
+            assert add_database(other, store.path) == Added(new=0, known=3)
+            assert other.measurements() == store.measurements()
+
+    def test_one_that_is_no_name_is_refused(self, store: Store, measurement: Make) -> None:
+        for bad in ("x" * 201, "a\nb", 7):
+            with pytest.raises(InvalidInput, match="author"):
+                store.record(measurement(author=bad))
