@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from postgres_server import GUARDED, PASSWORD, Cluster
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, event, text
 
 from flashtune.errors import (
     DatabaseDamaged,
@@ -96,6 +97,39 @@ def test_each_migration_goes_up_and_down_and_an_old_team_is_upgraded(empty_url: 
         assert columns(connection) == new
         migrate(connection, "base", down=True, version_table=VERSION_TABLE)
         assert {row[0] for row in columns(connection)} == {VERSION_TABLE}
+
+
+def test_an_upgrade_that_breaks_off_at_any_statement_changes_nothing(empty_url: str, measurement: Make) -> None:
+    """D76 on a server."""
+    create_team(empty_url)
+    record = measurement()
+    Store.on_server(empty_url).record(record)
+    with server(empty_url).writing() as connection:
+        migrate(connection, "0001", down=True, version_table=VERSION_TABLE)
+        old = columns(connection)
+    seen = 0
+    last = 10**6
+
+    def count(*_: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > last:
+            raise KeyboardInterrupt
+
+    for last in itertools.count(1):  # noqa: B007 - count reads it
+        seen = 0
+        event.listen(Engine, "before_cursor_execute", count)
+        try:
+            if upgrade_team(empty_url) == (1, SCHEMA_VERSION):
+                break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            event.remove(Engine, "before_cursor_execute", count)
+        with server(empty_url).reading() as connection:
+            assert columns(connection) == old
+    assert last > 10, "else little was interrupted"
+    assert Store.on_server(empty_url).measurements() == [record]
 
 
 def test_tables_are_made_once_and_only_where_nothing_is(cluster: Cluster, empty_url: str) -> None:
@@ -258,6 +292,7 @@ def test_a_reader_can_not_write_even_by_mistake(url: str) -> None:
 
 
 def test_writers_wait_for_their_turn_and_readers_do_not(url: str, measurement: Make) -> None:
+    """D71 on a server."""
     team, impatient = Store.on_server(url), Store.on_server(url, timeout=0.2)
     with team.place.writing():
         assert impatient.measurements() == []

@@ -141,6 +141,7 @@ def test_order_and_repetition_make_no_difference(
     parts: list[set[int]],
     data: st.DataObject,
 ) -> None:
+    """D77 and D78 on a server."""
     folder = tmp_path_factory.mktemp("push")
     sources = [database(folder / f"{n}.db", [rows[i] for i in sorted(part)]) for n, part in enumerate(parts)]
     team = Store.on_server(cluster.create(template="made"))
@@ -229,6 +230,7 @@ def test_only_what_is_missing_is_read_and_a_part_at_a_time(
 def test_rows_that_cannot_be_read_are_passed_over_and_counted(
     tmp_path: Path, team: Store, team_url: str, cluster: Cluster, rows: list[Measurement]
 ) -> None:
+    """D82 on a server."""
     local = database(tmp_path / "local.db", rows)
     with closing(sqlite3.connect(tmp_path / "local.db")) as plain, plain:
         plain.execute("UPDATE measurement SET stage = 'burn-in' WHERE id = ?", [rows[0].id])
