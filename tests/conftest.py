@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.extend(str(Path(__file__).parent / folder) for folder in ("", "tuned_db"))  # for what tests share
+sys.path.extend(str(Path(__file__).parent / folder) for folder in ("", "tuned_db", "gpu"))  # for what tests share
 from postgres_server import Cluster
 from postgres_server import missing as no_server
 
