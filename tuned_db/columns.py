@@ -8,7 +8,7 @@ Which row is to blame is not told: that is what :func:`limits.check` is for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .limits import (
@@ -76,19 +76,19 @@ def _distinct(texts: Sequence[Any]) -> Collection[Any]:
 
 
 def made(kind: type[T], columns: Columns) -> list[T]:
-    """The rows as ``kind(**row)`` makes them, of columns for all of its fields.
-
-    The fields are set here, since the ``__init__`` of a frozen dataclass looks up each by its name for each row.
-    """
-    count = len(next(iter(columns.values())))
-    found = [object.__new__(kind) for _ in range(count)]
-    for name, set_field in _SETTERS[kind].items():
-        for record, got in zip(found, columns[name], strict=True):
-            set_field(record, got)
+    """The rows as ``kind(**row)`` makes them, of columns for all of its fields."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    found: list[Any] = list(map(_UNFROZEN[kind], *(columns[name] for name in names)))
+    for each in found:
+        each.__class__ = kind
     return found
 
 
-_SETTERS = {
-    cls: {field.name: getattr(cls, field.name).__set__ for field in dataclasses.fields(cls)}
-    for cls in (Measurement, Prediction)
-}
+def _unfrozen(kind: type) -> Callable[..., Any]:
+    """Makes what is a ``kind`` but for its class, in a tenth of the time: the ``__init__`` of a frozen dataclass sets
+    each field by a call of ``object.__setattr__``. Python lets an instance change to a class with the same slots."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return dataclasses.make_dataclass(f"Unfrozen{kind.__name__}", names, slots=True, eq=False, repr=False)
+
+
+_UNFROZEN = {cls: _unfrozen(cls) for cls in (Measurement, Prediction)}

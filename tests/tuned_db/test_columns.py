@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,8 +71,10 @@ def test_each_field_is_checked_in_each_row(measurement: Make, odd: object) -> No
 def test_what_is_made_is_what_the_constructor_makes(found: list[Measurement]) -> None:
     again = made(Measurement, columns(found))
     assert repr(again) == repr(found), "repr, since NaN is not equal to itself"
+    assert {type(each) for each in again} == {Measurement}
     with pytest.raises(dataclasses.FrozenInstanceError):
         again[0].status = "ok"  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(again[0])).id == copy.copy(again[0]).id == found[0].id
 
 
 def test_predictions_are_made_and_checked_too(prediction: Make) -> None:
@@ -83,7 +87,7 @@ def test_predictions_are_made_and_checked_too(prediction: Make) -> None:
 
 
 def test_no_record_has_more_to_do_when_it_is_made() -> None:
-    """`made` sets fields and does nothing else."""
+    """`made` sets fields alone."""
     for kind in (Measurement, Prediction):
         assert not hasattr(kind, "__post_init__")
 
