@@ -81,6 +81,7 @@ def environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         autoescape=False,
         keep_trailing_newline=True,
+        auto_reload=False,  # to look whether a file has changed took a fifth of a rendering
     )
 
 

@@ -31,28 +31,34 @@ T = TypeVar("T", "Measurement", "Prediction")
 
 def check(record: T) -> T:
     """``record``, if every field has the right type and range; else :class:`InvalidInput` names field and value."""
-    get, numbers = _NUMBERS[type(record)]
+    get, numbers = NUMBERS[type(record)]
     for got, (name, types, low, high, optional) in zip(get(record), numbers, strict=True):
         if type(got) in types and low <= got <= high:
             continue
-        if got is None:
-            if optional:
-                continue
-            raise InvalidInput(f"{name} is missing")
-        if isinstance(got, bool) or not isinstance(got, types):
-            raise InvalidInput(f"{name} must be {_LIMITS[name].words}, not {show(got)}")
-        number: Any = got
-        if not low <= number <= high:
-            raise InvalidInput(f"{name}={show(got)} must be from {low:g} to {high:g}")
+        if not (got is None and optional):
+            check_number(name, got)
     _check_text(record)
     if isinstance(record, Measurement):
-        _check_words("status", record.status, _STATUSES)
-        _check_words("stage", record.stage, STAGES)
-        if record.status == "ok" and (record.median_us is None or not record.source_digest):
-            raise InvalidInput("a measurement with status ok needs median_us and source_digest")
-        _check_interval(record)
-        _check_card(record)
+        check_words("status", record.status, STATUS_WORDS)
+        check_words("stage", record.stage, STAGES)
+        check_ok(record.status, record.median_us, record.source_digest)
+        check_interval(record.ratio_low, record.paired_ratio, record.ratio_high)
+        check_card(record.contended, record.throttle)
     return record
+
+
+def check_number(name: str, got: object) -> None:
+    """What :func:`check` says of one number."""
+    limits = _LIMITS[name]
+    if got is None:
+        if limits.optional:
+            return
+        raise InvalidInput(f"{name} is missing")
+    if isinstance(got, bool) or not isinstance(got, limits.types):
+        raise InvalidInput(f"{name} must be {limits.words}, not {show(got)}")
+    number: Any = got
+    if not limits.low <= number <= limits.high:
+        raise InvalidInput(f"{name}={show(got)} must be from {limits.low:g} to {limits.high:g}")
 
 
 def settled(record: Measurement) -> Measurement:
@@ -124,8 +130,12 @@ def _within(name: str, got: object) -> bool:
 _INTERVAL = ("paired_ratio", "ratio_low", "ratio_high")
 
 
-def _check_interval(record: Measurement) -> None:
-    low, middle, high = record.ratio_low, record.paired_ratio, record.ratio_high
+def check_ok(status: object, median_us: object, source_digest: object) -> None:
+    if status == "ok" and (median_us is None or not source_digest):
+        raise InvalidInput("a measurement with status ok needs median_us and source_digest")
+
+
+def check_interval(low: float | None, middle: float | None, high: float | None) -> None:
     if low is None and high is None:
         return
     if low is None or middle is None or high is None or not low <= middle <= high:
@@ -133,14 +143,14 @@ def _check_interval(record: Measurement) -> None:
         raise InvalidInput(f"{shown} must be all there and in this order, or low and high missing")
 
 
-def _check_card(record: Measurement) -> None:
-    if record.contended is not None and not isinstance(record.contended, bool):
-        raise InvalidInput(f"contended={show(record.contended)} must be true or false")
-    if record.throttle is not None:
-        if not isinstance(record.throttle, str):
-            raise InvalidInput(f"throttle must be text, not {show(record.throttle)}")
-        for word in filter(None, record.throttle.split(",")):
-            _check_words("throttle", word, tuple(THROTTLES))
+def check_card(contended: object, throttle: object) -> None:
+    if contended is not None and not isinstance(contended, bool):
+        raise InvalidInput(f"contended={show(contended)} must be true or false")
+    if throttle is not None:
+        if not isinstance(throttle, str):
+            raise InvalidInput(f"throttle must be text, not {show(throttle)}")
+        for word in filter(None, throttle.split(",")):
+            check_words("throttle", word, tuple(THROTTLES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +199,10 @@ _LIMITS: dict[str, _Limits] = {
     "temperature_c": _Limits((int, float), -100.0, 1000.0),
     "seed": _Limits((int,), 0, 2**63 - 1),
 }
-_NUMBERS = {cls: _numbers(cls) for cls in (Measurement, Prediction)}
-_FLOATS = tuple(name for name, types, *_ in _NUMBERS[Measurement][1] if float in types)
+NUMBERS = {cls: _numbers(cls) for cls in (Measurement, Prediction)}
+_FLOATS = tuple(name for name, types, *_ in NUMBERS[Measurement][1] if float in types)
 _get_floats, _FLOAT_LIMITS = _numbers(Measurement, _FLOATS)
-_STATUSES = tuple(STATUSES)
+STATUS_WORDS = tuple(STATUSES)
 
 _OWN_TEXTS = ("id", "created", "source_digest")
 """Few rows share them."""
@@ -207,7 +217,7 @@ def _texts(cls: type) -> tuple[tuple[str, ...], Callable[[Any], Any], tuple[str,
     return own, operator.attrgetter(*own), shared, operator.attrgetter(*shared)
 
 
-_TEXTS = {cls: _texts(cls) for cls in (Measurement, Prediction)}
+TEXTS = {cls: _texts(cls) for cls in (Measurement, Prediction)}
 _PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
     "id": (_ID, "a UUID in lower case"),
     "created": (_CREATED, "a UTC time such as 2026-11-29T17:40:12.123Z"),
@@ -217,34 +227,39 @@ _PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
     "flashtune": (_VERSION, "a version"),
 }
 _NOT_EMPTY = ("session", "gpu_name")
-_EXACT = {"id": _ID, "created": _CREATED, "source_digest": _DIGEST}
+EXACT = {"id": _ID, "created": _CREATED, "source_digest": _DIGEST}
 """What matches is short, printable and not empty: one look is enough, and these are checked for every row."""
 
 
 def _check_text(record: Measurement | Prediction) -> None:
-    own, get_own, shared, get_shared = _TEXTS[type(record)]
+    own, get_own, shared, get_shared = TEXTS[type(record)]
     _check_texts(own, get_own(record))
     try:
         _check_shared_texts(shared, get_shared(record))
     except TypeError:  # something that is no text and can't be remembered
         _check_texts(shared, get_shared(record))
         raise
-    message = getattr(record, "message", "")
+    check_message(getattr(record, "message", ""))
+
+
+def check_message(message: object) -> None:
     if not isinstance(message, str) or len(message) > MESSAGE_LIMIT:
         raise InvalidInput(f"message must be text of at most {MESSAGE_LIMIT} characters, not {show(message)}")
 
 
 def _check_texts(names: tuple[str, ...], texts: tuple[object, ...]) -> None:
     for name, got in zip(names, texts, strict=True):
-        if not (type(got) is str and name in _EXACT and _EXACT[name].fullmatch(got)):
-            _check_one_text(name, got)
+        check_text(name, got)
 
 
 _check_shared_texts = functools.lru_cache(maxsize=4096)(_check_texts)
 """Rows of a session share GPU, versions and more, which are checked once. Refusals are not kept."""
 
 
-def _check_one_text(name: str, got: object) -> None:
+def check_text(name: str, got: object) -> None:
+    """What :func:`check` says of one text."""
+    if type(got) is str and name in EXACT and EXACT[name].fullmatch(got):
+        return
     if not isinstance(got, str):
         raise InvalidInput(f"{name} must be text, not {show(got)}")
     if len(got) > _TEXT_LIMIT or not got.isprintable() or (not got and name in _NOT_EMPTY):
@@ -256,7 +271,7 @@ def _check_one_text(name: str, got: object) -> None:
         raise InvalidInput(f"source_digest={show(got)} must be 64 hexadecimal digits")
 
 
-def _check_words(name: str, got: str, allowed: tuple[str, ...]) -> None:
+def check_words(name: str, got: str, allowed: tuple[str, ...]) -> None:
     if got not in allowed:
         raise InvalidInput(f"{name}={show(got)} is not known. Known: {', '.join(allowed)}")
 

@@ -39,7 +39,7 @@ from flashtune.errors import InvalidInput, StoreError
 from flashtune.settings import database_path
 
 from .distance import chip_distance, problem_distance
-from .records import Choice, Level, Measurement, Prediction, Variant, capability
+from .records import Choice, Level, Measurement, Prediction, Trust, Variant, capability
 from .sources import Source, bundled
 from .winners import Ranked, best_first, with_source
 
@@ -257,7 +257,8 @@ class _Search:
         self, level: Level, source: Source, best: Ranked, note: str = "", config: Config | None = None
     ) -> Choice:
         row = best.measurement
-        notes = [_describe(best)]
+        trust = best.trust
+        notes = [_describe(best, trust)]
         if level == "borrowed":
             notes.insert(0, f"borrowed from {row.gpu_name}")
         if row.source_digest != source_digest(row.problem.spec, row.config):
@@ -273,11 +274,11 @@ class _Search:
             ratio=best.ratio,
             ratio_low=best.low,
             ratio_high=best.high,
-            trust=best.trust,
+            trust=trust,
         )
 
 
-def _describe(best: Ranked) -> str:
+def _describe(best: Ranked, trust: Trust | None) -> str:
     row = best.measurement
     spread = f" (q20 {row.q20_us:.4g}, q80 {row.q80_us:.4g})" if row.q20_us and row.q80_us else ""
     text = f"{row.stage} on {row.gpu_name}, {row.created[:10]}: {best.median_us:.4g} us{spread}, {row.samples} samples"
@@ -286,8 +287,8 @@ def _describe(best: Ranked) -> str:
         text += f", {best.ratio:.3f}{interval} of the default's time"
     if best.tied > 1:
         text += f", one of {best.tied} that are equally fast"
-    if best.trust is not None:
-        return f"{text}; {best.trust}"
+    if trust is not None:
+        return f"{text}; {trust}"
     sessions = len({each.session for each in best.rows})
     return text + (f", {sessions} sessions" if sessions > 1 else "")
 

@@ -16,6 +16,7 @@ from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput
 
 from .blocklist import KILLS
+from .columns import check_columns, made
 from .files import SCHEMA_VERSION
 from .gate import config_from_text, problem_from_text
 from .limits import check
@@ -73,6 +74,8 @@ _NAMES: dict[type, tuple[str, ...]] = {
 """What the statements below give, in their order."""
 CHUNK = 1000
 """Rows that are read, compared, sent or inserted at once."""
+TOGETHER = 100
+"""Rows that are checked at once: more than a final has, and few enough to be read again where one of them is bad."""
 IDS_AT_ONCE = 500
 """Values of one IN (...): SQLite takes 999 parameters at least."""
 
@@ -182,12 +185,12 @@ def in_parts(
 def read_measurements(rows: Iterable[AnyRow]) -> list[Measurement]:
     """Rows as records. One that this version can't read (a family or value it doesn't know, or tampering) is left
     out; it stays in the database."""
-    return [each for each in (_read(row, Measurement) for row in rows) if each is not None]
+    return _read_all(rows, Measurement)
 
 
 def read_predictions(rows: Iterable[AnyRow]) -> list[Prediction]:
     """The same for predictions."""
-    return [each for each in (_read(row, Prediction) for row in rows) if each is not None]
+    return _read_all(rows, Prediction)
 
 
 def read_problems(texts: Iterable[object]) -> list[Problem]:
@@ -216,6 +219,27 @@ def read_deaths(rows: Iterable[AnyRow]) -> list[tuple[Variant, str, int]]:
 def read_measurement(row: AnyRow) -> Measurement:
     """A row of :func:`select_measurements` as a record; :class:`InvalidInput` says why this version can't read it."""
     return _checked(row, Measurement)
+
+
+def _read_all(rows: Iterable[AnyRow], kind: type[T]) -> list[T]:
+    rows = list(rows)
+    found: list[T] = []
+    for start in range(0, len(rows), TOGETHER):
+        part = rows[start : start + TOGETHER]
+        try:
+            found += _checked_together(part, kind)
+        except InvalidInput:  # which of them, and why?
+            found += [each for each in (_read(row, kind) for row in part) if each is not None]
+    return found
+
+
+def _checked_together(rows: Sequence[AnyRow], kind: type[T]) -> list[T]:
+    """:func:`_checked` of each row; raises if it does for one."""
+    columns: dict[str, Sequence[Any]] = dict(zip(_NAMES[kind], zip(*rows, strict=True), strict=True))
+    columns["problem"] = [problem_from_text(text) for text in columns["problem"]]
+    columns["config"] = list(map(config_from_text, columns.pop("family"), columns["config"]))
+    check_columns(kind, columns)
+    return made(kind, columns)
 
 
 def _checked(row: AnyRow, kind: type[T]) -> T:

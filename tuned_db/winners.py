@@ -34,12 +34,12 @@ The same rows in any order give the same winner, on every machine with the same 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from flashtune.codegen.config import Config
 
@@ -58,8 +58,7 @@ MOST_TIED = 32
 """Variants in a tie set: more than a final has. Where the set ends among equals, noise would say who is in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(NamedTuple):
     """One variant of one problem and GPU at its best stage."""
 
     rows: tuple[Measurement, ...]
@@ -94,9 +93,7 @@ class Ranked:
     @property
     def needs(self) -> tuple[float, float, float]:
         """Bytes spilled, registers per thread, bytes of shared memory: less is better, and unknown is worst."""
-        names = ("spill_bytes", "registers", "shared_bytes")
-        found = ([getattr(each, name) for each in self.rows] for name in names)
-        spills, registers, shared = (min((each for each in row if each is not None), default=math.inf) for row in found)
+        spills, registers, shared = map(min, zip(*map(_needed, self.rows), strict=True))
         return spills, registers, shared
 
     @property
@@ -155,7 +152,7 @@ def _ranking(
     rows = list(measurements)
     stages: dict[str, list[Ranked]] = {stage: [] for stage in BEST_FIRST}
     for each in _trusted(variants(rows, barred, toolchain=toolchain), rows):
-        stages[each.measurement.stage].append(each)
+        stages[each.rows[0].stage].append(each)
     for stage in stages.values():
         yield from _ordered(stage)
 
@@ -171,7 +168,7 @@ def variants(
             rows[each.variant].append(each)
         else:
             failed.append((each.variant, each.status, 1))
-    out = set(barred) | blocklist.barred(failed)
+    out = blocklist.barred(failed).union(barred)
     races = _races(each for found in rows.values() for each in found)
     return [_ranked(found, races, toolchain) for variant, found in rows.items() if variant not in out]
 
@@ -185,11 +182,11 @@ def fastest(ranked: Sequence[Ranked]) -> Ranked:
 
 def best_first(by_stage: Callable[[str], Iterable[Measurement]], barred: Collection[Variant] = ()) -> Iterator[Ranked]:
     """:func:`rank` that asks for the rows of one stage at a time, since finals usually decide."""
-    out = set(barred)
+    out = frozenset(barred)
     for stage in BEST_FIRST:
         rows = list(by_stage(stage))
         yield from _ranking(rows, out)
-        out.update(each.variant for each in rows if each.status == "ok")
+        out = out.union(each.variant for each in rows if each.status == "ok")
 
 
 def with_source(
@@ -215,26 +212,53 @@ def with_source(
 class _Race:
     """The final of a session: its rounds, and the least ratio of those who stayed for all of them."""
 
+    session: frozenset[str]
+    """It alone."""
     rounds: int = 0
     fastest: float = math.inf
 
 
 def _races(rows: Iterable[Measurement]) -> dict[str, _Race]:
-    races: dict[str, _Race] = defaultdict(_Race)
-    for each in sorted((each for each in rows if each.stage == "final"), key=lambda each: -(each.rounds or 0)):
-        race = races[each.session]
-        race.rounds = max(race.rounds, each.rounds or 0)
+    races: dict[str, _Race] = {}
+    for each in rows:
+        if each.stage != "final":
+            continue
+        race = races.get(each.session)
+        if race is None:
+            race = races[each.session] = _Race(frozenset((each.session,)))
+        if each.rounds and each.rounds > race.rounds:  # who stayed longest so far had left early
+            race.rounds, race.fastest = each.rounds, math.inf
         if each.rounds == race.rounds and each.ratio is not None:
             race.fastest = min(race.fastest, each.ratio)
     return races
 
 
 def _ranked(rows: list[Measurement], races: Mapping[str, _Race], toolchain: str | None) -> Ranked:
-    kept: Sequence[Measurement] = rows
-    if len(rows) > 1:  # rule 2; nearly always there is one, and a look-up has little time
-        best = min(rows, key=lambda each: BEST_FIRST.index(each.stage)).stage
-        there = [each for each in rows if each.stage == best]
-        kept = sorted(compatible(unflagged(there), toolchain), key=lambda each: (each.created, each.id))
+    return _of_one(rows[0], races) if len(rows) == 1 else _of_many(rows, races, toolchain)
+
+
+def _of_one(row: Measurement, races: Mapping[str, _Race]) -> Ranked:
+    """:func:`_of_many` of one row: all medians are its own values. Nearly always there is one, and a look-up has little
+    time."""
+    ratio, median_us, low, high = row.ratio, row.median_us, row.ratio_low, row.ratio_high
+    assert median_us is not None
+    nothing: frozenset[str] = frozenset()
+    stayed, left = nothing, nothing
+    if row.stage == "final" and row.rounds:
+        race = races[row.session]
+        if row.rounds == race.rounds:
+            stayed = race.session
+        else:
+            left = race.session
+            ratio = None if ratio is None else max(ratio, race.fastest * (1 + ALIKE))
+    return Ranked((row,), ratio, median_us, low, None if low is None else high, stayed, left)
+
+
+def _of_many(rows: Sequence[Measurement], races: Mapping[str, _Race], toolchain: str | None) -> Ranked:
+    """Rules 2, 3 and what rule 5 says of those who left early."""
+    best = min(rows, key=lambda each: BEST_FIRST.index(each.stage)).stage
+    there = [each for each in rows if each.stage == best]
+    kept = sorted(compatible(unflagged(there), toolchain), key=lambda each: (each.created, each.id))
     times = [each.median_us for each in kept if each.median_us is not None]
     raced = [each for each in kept if each.stage == "final" and each.rounds]
     left = {each.session for each in raced if each.rounds != races[each.session].rounds}
@@ -246,7 +270,7 @@ def _ranked(rows: list[Measurement], races: Mapping[str, _Race], toolchain: str 
     return Ranked(
         tuple(kept),
         _median(ratios),
-        times[0] if len(times) == 1 else statistics.median(times),
+        statistics.median(times),
         *_interval(kept),
         stayed=frozenset(each.session for each in raced) - left,
         left=frozenset(left),
@@ -263,8 +287,6 @@ def _interval(rows: Sequence[Measurement]) -> tuple[float | None, float | None]:
 
 def _median(values: Iterable[float | None]) -> float | None:
     known = [each for each in values if each is not None]
-    if len(known) == 1:
-        return known[0]
     return statistics.median(known) if known else None
 
 
@@ -273,9 +295,10 @@ def _trusted(found: Iterable[Ranked], rows: Iterable[Measurement]) -> Iterator[R
     against: dict[str, Variant] | None = None
     for each in found:
         first = each.rows[0]
-        if first.stage == "final" and any(row.session != first.session for row in each.rows):
+        alone = len(each.rows) == 1
+        if not alone and first.stage == "final" and any(row.session != first.session for row in each.rows):
             against = defaults(rows) if against is None else against
-            each = dataclasses.replace(each, judged=judged(each.rows, against))
+            each = each._replace(judged=judged(each.rows, against))
         yield each
 
 
@@ -300,8 +323,16 @@ def _tie_sets(compared: Iterable[Ranked]) -> Iterator[Ranked]:
     waiting = sorted(compared, key=lambda each: each.speed)
     while leader := next((each for each in waiting if each.may_win), None):
         tied = [each for each in waiting if each.tied_with(leader)]
-        tied = sorted(tied, key=lambda each: (each is not leader, not each.may_win, each.speed))[:MOST_TIED]
+        if len(tied) > MOST_TIED:
+            tied = sorted(tied, key=lambda each: (each is not leader, not each.may_win, each.speed))[:MOST_TIED]
         able = sorted((each for each in tied if each.may_win), key=lambda each: (each.needs, each.variant))
-        yield from (dataclasses.replace(each, tied=len(tied)) for each in able)
+        yield from (each._replace(tied=len(tied)) for each in able)
         taken = {each.variant for each in tied}
         waiting = [each for each in waiting if each.variant not in taken]
+
+
+def _needed(row: Measurement) -> tuple[float, float, float]:
+    """See :attr:`Ranked.needs`."""
+    needed = row.spill_bytes, row.registers, row.shared_bytes
+    spills, registers, shared = (math.inf if each is None else each for each in needed)
+    return spills, registers, shared

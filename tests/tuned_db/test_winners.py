@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from generated import measurements
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from flashtune.codegen.config import Config
+from flashtune.tuned_db import winners
+from flashtune.tuned_db.limits import settled
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.winners import best_first, rank, with_source
 
@@ -164,3 +170,17 @@ def test_a_row_without_an_interval_is_as_narrow_as_its_ratio(tried: Make) -> Non
         rounds=9,
     )
     assert blocks(rank([default, old, new])) == [64]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drawn=st.lists(measurements(), min_size=1, max_size=6), data=st.data())
+def test_one_row_ranks_as_a_list_of_one(drawn: list[Measurement], data: st.DataObject) -> None:
+    """The short way that nearly all variants take is the long one."""
+    rows = []
+    for each in map(settled, drawn):
+        session, rounds = data.draw(st.sampled_from("ab")), data.draw(st.sampled_from((None, 3, 25)))
+        rows.append(dataclasses.replace(each, session=session, rounds=rounds))
+    rows = [each for each in rows if each.median_us is not None]
+    races = winners._races(rows)
+    for each in rows:
+        assert winners._of_one(each, races) == winners._of_many([each], races, None)
