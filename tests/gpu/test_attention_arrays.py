@@ -1,4 +1,4 @@
-"""Arrays that have broken attention libraries: strides, values of another width, and what is refused; both libraries."""
+"""Arrays that have broken attention libraries: strides, values of another width, what is refused; on both libraries."""
 
 from __future__ import annotations
 
