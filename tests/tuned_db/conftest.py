@@ -23,7 +23,8 @@ from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.work import Work
 from flashtune.tuned_db import gate, lookup, records, sources
-from flashtune.tuned_db.records import Measurement, Prediction
+from flashtune.tuned_db.exchange import write_export
+from flashtune.tuned_db.records import Choice, Measurement, Prediction
 from flashtune.tuned_db.store import Store
 
 H200 = gpu_by_alias("h200")
@@ -291,3 +292,20 @@ def pair() -> type[PairConfig]:
 @pytest.fixture
 def solo() -> type[SoloConfig]:
     return SoloConfig
+
+
+@pytest.fixture
+def look(path: Path, problem: Callable[..., Problem]) -> Callable[..., Choice]:
+    """A look-up in the test's store; on an H200 for the usual problem unless told otherwise."""
+    return lambda wanted=None, gpu=H200: lookup.find(wanted or problem(), gpu, store_path=path)
+
+
+@pytest.fixture
+def ship(shipped: Path) -> Callable[..., None]:
+    """Bundles measurements."""
+
+    def ship(*measurements: Measurement) -> None:
+        write_export(measurements, shipped / "some.jsonl", origin="bundled")
+        sources.bundled.cache_clear()
+
+    return ship
