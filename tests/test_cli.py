@@ -59,7 +59,7 @@ def test_every_command_teaches_by_example(command: str) -> None:
     [
         (["tune", "--gpu", "h1000"], "h1000"),
         (["tune", "--gpu", "h100", "--budget", "soon"], "soon"),
-        (["tune", "--gpu", "h100", "--preset", "huge"], "quick, grid, wide, llm"),
+        (["tune", "--gpu", "h100", "--preset", "huge"], "quick, grid, wide, llm, models"),
         (["tune", "--gpu", "h100", "--family", "nope"], "nope"),
         (["tune", "--gpu", "h100", "--sampler", "best"], "Allowed: residual, tpe, random, exhaustive, optuna:"),
         (["tune", "--gpu", "h100", "--sampler", "optuna:GridSampler"], "'optuna:GridSampler' is not known"),

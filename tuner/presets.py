@@ -74,7 +74,31 @@ def _wide() -> list[Problem]:
     ]
 
 
-_PRESETS: dict[str, Callable[[], list[Problem]]] = {"quick": _quick, "grid": _grid, "wide": _wide, "llm": _llm}
+def _models() -> list[Problem]:
+    """Heads and widths of published models at common lengths, beside the grid: what real calls lie near to."""
+    shapes = (
+        # num_heads, num_heads_kv, head_dim, causal, tokens in all; such as
+        (32, 8, 128, True, 16384),  # Llama 3 8B, Mistral 7B, Qwen3 8B
+        (40, 8, 128, True, 32768),  # Qwen2.5 14B and 32B
+        (24, 24, 128, False, 16384),  # FLUX.1
+        (16, 16, 64, False, 8192),  # BERT and ViT of the large sizes
+        (16, 8, 256, True, 16384),  # Gemma 2 9B
+        (32, 32, 96, True, 16384),  # Phi-3 mini
+    )
+    return [
+        _square(max(1, tokens // seqlen), seqlen, heads, head_dim, heads_kv=heads_kv, causal=causal)
+        for heads, heads_kv, head_dim, causal, tokens in shapes
+        for seqlen in (768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
+    ]
+
+
+_PRESETS: dict[str, Callable[[], list[Problem]]] = {
+    "quick": _quick,
+    "grid": _grid,
+    "wide": _wide,
+    "llm": _llm,
+    "models": _models,
+}
 
 
 def preset(name: str) -> list[Problem]:

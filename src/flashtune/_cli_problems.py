@@ -20,7 +20,8 @@ def source_options(command: F) -> F:
     """The options that say which problems are tuned, besides the flags of one."""
     options = [
         click.option(
-            "--preset", help="Set of problems: quick, grid, wide or llm. [default: quick, if nothing else is named]"
+            "--preset",
+            help="Set of problems: quick, grid, wide, llm or models. [default: quick, if nothing else is named]",
         ),
         click.option(
             "--problems",

@@ -49,6 +49,29 @@ def test_a_neighbour_serves_only_where_the_model_sees_no_loss(
     assert choice.evidence == "winners of near problems are not expected to be faster"
 
 
+@pytest.mark.parametrize(("seqlen", "level"), [(1024, "neighbour"), (1280, "neighbour"), (1536, "default")])
+def test_very_near_a_measured_gain_counts_whatever_the_model_says(
+    look: Make, store: Store, measurement: Make, problem: Make, pair: Make, predicted: dict[Config, float],
+    seqlen: int, level: str,
+) -> None:  # fmt: skip
+    """Half an octave is a length 1.28 times as long; the first differs in how heads and batch share the work."""
+    there = problem(batch=1, num_heads=32, seqlen_q=seqlen, seqlen_k=seqlen)
+    config = pair(block=32, stages=3)
+    store.record(measurement(problem=there, config=config))
+    predicted[config] = 1.02e-3
+    assert look().level == level
+
+
+def test_very_near_a_config_without_a_ratio_gains_nothing(
+    look: Make, store: Store, measurement: Make, problem: Make, pair: Make, predicted: dict[Config, float]
+) -> None:
+    there = problem(seqlen_q=1100, seqlen_k=1100)
+    config = pair(block=32, stages=3)
+    store.record(measurement(problem=there, config=config, baseline_us=None))
+    predicted[config] = 1.02e-3
+    assert look().level == "default"
+
+
 @pytest.mark.parametrize(("median_us", "level"), [(97.0, "neighbour"), (99.0, "default"), (100.0, "default")])
 def test_a_neighbour_serves_only_where_its_gain_is_worth_it(
     look: Make, store: Store, measurement: Make, problem: Make, median_us: float, level: str

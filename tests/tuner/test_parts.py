@@ -84,7 +84,7 @@ def test_a_meter_runs_from_one_to_zero() -> None:
     assert counted.left == 0.25
 
 
-@pytest.mark.parametrize(("name", "count"), [("quick", 4), ("grid", 36), ("wide", 15), ("llm", 8)])
+@pytest.mark.parametrize(("name", "count"), [("quick", 4), ("grid", 36), ("wide", 15), ("llm", 8), ("models", 54)])
 def test_presets_hold_distinct_problems_that_the_default_gpu_serves(name: str, count: int) -> None:
     problems = preset(name)
     assert len(set(problems)) == count
@@ -106,7 +106,7 @@ def test_the_grid_needs_few_specs_and_keeps_tokens_and_width() -> None:
 
 
 def test_an_unknown_preset_lists_the_known() -> None:
-    with pytest.raises(InvalidInput, match="quick, grid, wide, llm"):
+    with pytest.raises(InvalidInput, match="quick, grid, wide, llm, models"):
         preset("tiny")
 
 
