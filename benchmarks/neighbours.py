@@ -1,4 +1,4 @@
-"""How well a problem is served by its neighbours: each of 59 that were tuned on an H200 is looked up among the others.
+"""How well a problem is served by its neighbours: each of 112 that were tuned on an H200 is looked up among the others.
 
     python benchmarks/neighbours.py --out benchmarks/results/neighbours_h200.json
 
@@ -33,7 +33,7 @@ from flashtune.tuned_db.lookup import find_in
 from flashtune.tuned_db.records import Measurement, Prediction, Variant
 from flashtune.tuned_db.winners import rank, variants
 
-TUNED = RESULTS / "tune_h200.jsonl.gz"
+TUNED = ("tune_h200.jsonl.gz", "tune_h200_models.jsonl.gz")
 GPU = gpu_by_alias("h200")
 WITHIN = 1.01
 """More of the default's time than this is a loss."""
@@ -68,8 +68,9 @@ class Others:
 
 def read_rows() -> Rows:
     rows = defaultdict(list)
-    for each in read_export(TUNED).measurements:
-        rows[each.problem].append(each)
+    for name in TUNED:
+        for each in read_export(RESULTS / name).measurements:
+            rows[each.problem].append(each)
     return rows
 
 

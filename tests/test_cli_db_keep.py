@@ -20,6 +20,7 @@ from flashtune.tuned_db.files import SCHEMA_VERSION, read_header
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "tuned_db" / "bundled" / "h200.jsonl"
+PROBLEMS = len({each.problem for each in read_export(SHIPPED).measurements})
 OLD = ROOT / "tests" / "upgrade_assets" / "v0001.db"
 
 
@@ -62,7 +63,7 @@ def test_check_of_a_sound_database(filled: Path) -> None:
     ):
         assert line in shown
     assert f"h200: {rows}: {rows} with today's source" in shown
-    assert "serves        h200: 59 problems (59 exact)" in shown
+    assert f"serves        h200: {PROBLEMS} problems ({PROBLEMS} exact)" in shown
     assert filled.read_bytes() == before
 
 
@@ -70,7 +71,7 @@ def test_check_says_what_serves_the_gpu_here(filled: Path, monkeypatch: pytest.M
     """D80, and D79: which GPU an alias stands for."""
     assert "no GPU is here; name one with --gpu" in call("check").stdout
     monkeypatch.setattr(_cli_db_keep, "_first_gpu", lambda: gpu_by_alias("h100"))
-    assert "serves        h100-sxm: 59 problems (59 borrowed)" in call("check").stdout
+    assert f"serves        h100-sxm: {PROBLEMS} problems ({PROBLEMS} borrowed)" in call("check").stdout
     shown = call("check", "--gpu", "a100").stdout
     assert "serves        nothing for a100-sxm-80gb: it holds entries for h200 only" in shown
     assert "flashtune tune --gpu a100-sxm-80gb" in shown
@@ -127,7 +128,7 @@ def test_a_backup_is_a_database(filled: Path, tmp_path: Path) -> None:
     target = tmp_path / "safe.db"
     assert f"Copied to {target}" in call("backup", str(target)).output
     assert call("diff", str(filled), str(target)).exit_code == 0
-    assert "59 problems" in call("check", "--db", str(target), "--gpu", "h200").output
+    assert f"{PROBLEMS} problems" in call("check", "--db", str(target), "--gpu", "h200").output
     before = target.read_bytes()
     assert "exists and is left as it is" in call("backup", str(target), code=1).output
     assert target.read_bytes() == before

@@ -6,8 +6,8 @@ Levels, best first; at each level the user's own rows win over those that ship:
 2. ``older_source``: the same, but the kernel's source has changed since.
 3. ``neighbour``: of the winners of near problems on this device model the one that is expected to gain most over the
    default. Near ones have the same `Spec`, but for float16 and bfloat16, which take as long. What is expected is what
-   it gained there, times what the model says of the difference; it must be worth it, and unless that problem is very
-   near the model alone must predict no loss.
+   it gained there, times what the model says of the difference, and less the farther off it is; it must be worth it,
+   and unless that problem is very near the model alone must predict no loss.
 4. ``borrowed``: the winner of this problem, else (with the same guards) of a near one, on another chip of the same
    compute capability, nearest chip first.
 5. ``predicted``: ranked by model and compiler, not timed.
@@ -45,16 +45,18 @@ from .winners import Ranked, best_first, with_source
 
 __all__ = ["Choice", "find", "find_in", "source_digest"]
 
-NEIGHBOURS, FARTHEST = 4, 3.0
+NEIGHBOURS, FARTHEST = 6, 3.0
 """Near problems that are looked at, and how far off in octaves they may be."""
-WORTH = 0.98
-"""Most of the default's time that a neighbour's winner may be expected to take."""
+DOUBT = 0.02
+"""Of the default's time for each octave: what a winner gained elsewhere it gains less surely here."""
+WORTH = 0.99
+"""Most of the default's time that a neighbour's winner may be expected to take, doubt included."""
 CLOSE = 0.5
-"""Octaves within which a measured gain counts though the model sees none. Its predictions of good configs differ by a
-per cent or less, and at this distance what was measured was right each time; farther off it was not."""
-# With these four, of 59 problems tuned on an H200 and each served by the others, one loses to the default, by 3 %, and
-# all reach 0.969 of their own best. With the nearest of 8 whose predicted time is no loss it was 5, by up to 22 %, and
-# 0.962 (benchmarks/neighbours.py).
+"""Octaves within which a measured gain counts though the model sees none: its predictions of good configs differ by a
+per cent or less, and so near what was measured was right each time."""
+# With these, of 112 problems tuned on an H200 and each served by the others, one loses to the default, by 3 %, and all
+# reach 0.979 of their own best; without doubt it is 4, by up to 9 %, and 0.976; the default alone has 0.952
+# (benchmarks/neighbours.py).
 TWINS = {"float16": "bfloat16", "bfloat16": "float16"}
 LOCK_TIMEOUT = 2.0
 """Seconds that a call of ``attention()`` may wait for the user's database; without it the rest still answers."""
@@ -214,15 +216,15 @@ class _Search:
         return family(config.family).fitted(config, self.problem, self.gpu)
 
     def _expected(self, neighbour: Problem, best: Ranked, config: Config, distance: float) -> float:
-        """Time of ``config`` relative to the default here, by what ``best`` is for ``neighbour`` so many octaves away;
-        infinite where the model predicts a loss that no measurement near enough contradicts."""
+        """Time of ``config`` relative to the default here, by what ``best`` is for ``neighbour`` so many octaves away,
+        with doubt; infinite where the model predicts a loss that no measurement near enough contradicts."""
         here = self._predicted_ratio(self.problem, config, self.fallback)
         if here > 1 and (best.ratio is None or distance > CLOSE):
             return math.inf
         if best.ratio is None:
-            return here
+            return here + DOUBT * distance
         there = self._predicted_ratio(neighbour, best.config, default_config(neighbour, self.gpu))
-        return here * best.ratio / there
+        return here * best.ratio / there + DOUBT * distance
 
     def _predicted_ratio(self, problem: Problem, config: Config, default: Config) -> float:
         return predict(problem, config, self.gpu).seconds / predict(problem, default, self.gpu).seconds
