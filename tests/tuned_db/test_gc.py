@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -21,8 +22,8 @@ from postgres_server import Cluster, on_both
 
 from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.errors import DatabaseNotWritable, InvalidInput
-from flashtune.tuned_db import transfer, union
+from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
+from flashtune.tuned_db import opening, transfer, union
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.gc import collect, in_sample
 from flashtune.tuned_db.lookup import find_in, source_digest
@@ -293,6 +294,25 @@ def test_a_file_that_is_in_use_is_collected_and_not_made_smaller(
     assert found.removed == 6
     assert "is being read by another process" in found.note
     assert store.count() == 2
+
+
+def test_without_a_log_a_reader_is_waited_for_once(
+    path: Path, searched: Callable[..., list[Measurement]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network mount: each page of more than the cache holds waited for the reader, as long as is allowed."""
+    monkeypatch.setattr(opening, "on_network", lambda path: True)
+    store = Store.open(path, timeout=0.2)
+    store.record_all(searched())
+    many = [row for number in range(500) for row in searched(f"{number}", message="x" * 1000)]
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM measurement").fetchone()
+        began = time.monotonic()
+        for write in (lambda: store.add(many), lambda: collect(store, days=0)):
+            with pytest.raises(StoreError, match="locked by another process"):
+                write()
+        assert time.monotonic() - began < 10
+    assert store.count() == 8
 
 
 def test_choices_are_as_before_for_any_rows(
