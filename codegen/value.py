@@ -44,6 +44,14 @@ def shown(got: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def plain(got: object, limit: int = 200) -> str:
+    """``got`` itself where it is printable text of at most ``limit`` characters, else :func:`shown`.
+
+    For names of others: what is printed of them moves no cursor, and it fits into any store.
+    """
+    return got if isinstance(got, str) and got.isprintable() and len(got) <= limit else shown(got)
+
+
 def check_types(value: Any) -> None:
     """Raises :class:`InvalidType` for the first field that does not hold exactly its type: True is no int."""
     for name, field in _fields(type(value)).items():

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy import Connection, insert, select
 
 from flashtune import settings
+from flashtune.codegen.value import plain
 
 from .models import ArrivalRow
 from .records import new_id, now
@@ -50,9 +51,9 @@ def log(connection: Connection, arrival: Arrival, new: int) -> None:
 
 
 def logged(connection: Connection) -> list[Arrival]:
-    """All rows, oldest first, as they are stored: whoever prints them takes them for text of others."""
+    """All rows, oldest first, as they are stored, which is of any type in a file that was tampered with: whoever prints
+    them takes them for text of others."""
     names = ("id", "created", "kind", "source", "digest", "signer", "author", "new")
     rows: Iterable[Any] = connection.execute(select(*(getattr(ArrivalRow, name) for name in names)))
-    return sorted(
-        (Arrival(**dict(zip(names, row, strict=True))) for row in rows), key=lambda each: (each.created, each.id)
-    )
+    found = (Arrival(**dict(zip(names, row, strict=True))) for row in rows)
+    return sorted(found, key=lambda each: (plain(each.created), plain(each.id)))

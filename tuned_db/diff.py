@@ -72,7 +72,8 @@ def read_side(path: Path) -> Side:
 def compare(first: Iterable[Measurement], second: Iterable[Measurement]) -> Difference:
     """Rows by their ids, in the order of devices, problems and dates, and winners by family, config and source.
 
-    Winners are those of the rows alone (`winners.py`): neither today's templates nor what ships with flashtune count.
+    Winners are those of the rows alone (`winners.py`), for the compiler here: neither today's templates nor what ships
+    with flashtune count.
     """
     one, other = ({each.id: each for each in rows} for rows in (first, second))
     changed = [(one[name], other[name]) for name in one.keys() & other.keys() if one[name] != other[name]]

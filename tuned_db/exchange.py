@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtune.codegen.problem import Spec
+from flashtune.codegen.value import plain, shown
 from flashtune.errors import InvalidInput
 
 from . import packed
@@ -160,8 +161,10 @@ def _header(path: Path, line: bytes) -> tuple[Export, int]:
         if set(data) != {"digest", "gpu_keys", "origin", "rows", "schema"}:
             raise InvalidInput("the header needs exactly digest, gpu_keys, origin, rows and schema")
         keys, rows = data["gpu_keys"], data["rows"]
-        if not isinstance(keys, list) or not all(isinstance(each, str) for each in [*keys, data["origin"]]):
-            raise InvalidInput("gpu_keys must be a list of text and origin text")
+        if not isinstance(keys, list) or not all(isinstance(each, str) for each in keys):
+            raise InvalidInput("gpu_keys must be a list of text")
+        if plain(data["origin"]) is not data["origin"]:  # it goes into the log of whoever imports it
+            raise InvalidInput(f"origin={shown(data['origin'])} must be at most 200 printable characters")
         if type(rows) is not int or rows < 0 or not isinstance(data["digest"], str):
             raise InvalidInput("rows must be a count and digest text")
     except InvalidInput as error:

@@ -1,10 +1,14 @@
 """`flashtune db gc`: a database without the times by which finished searches found their finalists.
 
 Most rows of a database are such times: one for each config that was tried. Once a session has had its final for a
-problem, no winner, no trust and no look-up depends on them (`winners.py`, rule 2): a variant counts at its best stage,
-and finals come first. So these go, when they are old enough; a sample of them stays, by which the time model can be
-judged later. Finals stay, and failures: a config that was wrong must not be tried again as if it were new. So do the
-rows of problems that no session has finished, whatever their age.
+problem, no trust depends on them, and no winner (`winners.py`, rule 2): a variant counts at its best stage, and finals
+come first. Nor does a look-up of the problem, as long as one of the finals decides it. That may not be so, where all
+of them are barred or of a kernel whose source has changed since and other configs' has not; so each problem is looked
+up before, and its rows stay where a time from a search would be the answer.
+
+What goes must be old enough, and a sample stays, by which the time model can be judged later. Finals stay, and
+failures: a config that was wrong must not be tried again as if it were new. So do the rows of problems that no session
+has finished, whatever their age, and those of stages that this version does not know.
 
 What is removed leaves its id behind (`tombstones.py`), so that a merge, an import or a pull does not bring it back.
 That holds here alone: what others keep is theirs, and removing it here removes nothing there.
@@ -13,24 +17,29 @@ That holds here alone: what others keep is theirs, and removing it here removes 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, and_, delete, select
 
-from flashtune.errors import InvalidInput, StoreError
+from flashtune.errors import InvalidInput, StoreError, UnsupportedProblem
 
 from .files import sqlite_failures
 from .fingerprints import count
-from .models import MeasurementRow
+from .gate import problem_from_text
+from .keeping import typical
+from .lookup import find_in
+from .models import DeviceRow, MeasurementRow, ProblemRow
 from .opening import File
+from .records import STAGES
 from .rows import IDS_AT_ONCE
 from .sqlite import connect
 from .store import LOCK_TIMEOUT, Store
 from .tombstones import bury
 
+SEARCHED = [each for each in STAGES if each != "final"]
 SAMPLE = 100
 """One in so many stays, of each search about one or two."""
 MOST_DAYS = 36500
@@ -46,26 +55,27 @@ class Collected:
     bytes_after: int
     """Size of the file, where there is one; as before for a dry run."""
     note: str = ""
-    """Why the file did not shrink, if it did not."""
+    """Why the file did not shrink, and what becomes of it, if it did not."""
 
 
 def collect(store: Store, *, days: int, dry_run: bool = False, timeout: float = LOCK_TIMEOUT) -> Collected:
     """Removes what is described above from ``store``, all of it or nothing, if it is ``days`` old.
 
-    A file shrinks afterwards, which needs as much room again and nobody else who uses it; where that is not so it stays
-    as large, and what is stored later fills it. With ``dry_run`` nothing is changed. Raises `InvalidInput` for a number
-    of days out of range, and what `Store` raises.
+    A file needs about as much room again meanwhile. It shrinks afterwards, unless there is no room for that or another
+    process reads it; then it stays as large, for now or until what is stored later has filled it. With ``dry_run``
+    nothing is changed. Raises `InvalidInput` for a number of days out of range, and what `Store` raises.
     """
     if isinstance(days, bool) or not isinstance(days, int) or not 0 <= days <= MOST_DAYS:
         raise InvalidInput(f"days={days!r} must be a whole number from 0 to {MOST_DAYS}")
     before = _bytes(store)
     oldest_kept = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if dry_run:
-        with store.place.reading() as connection:
-            going, all_of_them = _going(connection, oldest_kept), count(connection)
-        return Collected(len(going), all_of_them - len(going), before, before)
+    with store.place.reading() as connection:
+        decided = _decided(Store(store.place, connection), connection)
+        if dry_run:
+            going, all_of_them = _going(connection, oldest_kept, decided), count(connection)
+            return Collected(len(going), all_of_them - len(going), before, before)
     with store.place.writing() as connection:
-        going, all_of_them = _going(connection, oldest_kept), count(connection)
+        going, all_of_them = _going(connection, oldest_kept, decided), count(connection)
         bury(connection, going)
         _delete(connection, going)
         if going and isinstance(store.place, File):
@@ -74,8 +84,34 @@ def collect(store: Store, *, days: int, dry_run: bool = False, timeout: float = 
     return Collected(len(going), all_of_them - len(going), before, _bytes(store), note)
 
 
-def _going(connection: Connection, oldest_kept: str) -> list[str]:
-    """Ids of the rows that go."""
+def _decided(view: Store, connection: Connection) -> set[tuple[int, int]]:
+    """Ids of the problems and device models whose look-up is decided by a final, whatever else there is.
+
+    A few milliseconds each, so nobody is kept from writing meanwhile: these ids never change.
+    """
+    row = MeasurementRow
+    query = (
+        select(row.problem_id, row.device_id, ProblemRow.json, DeviceRow.key)
+        .join(ProblemRow, ProblemRow.id == row.problem_id)
+        .join(DeviceRow, DeviceRow.id == row.device_id)
+        .where(row.stage == "final", row.status == "ok")
+        .distinct()
+    )
+    found = connection.execute(query).all()
+    return {(problem, device) for problem, device, text, key in found if _final_decides(view, text, key)}
+
+
+def _final_decides(view: Store, problem: object, gpu_key: object) -> bool:
+    try:
+        choice = find_in(problem_from_text(problem), typical(str(gpu_key)), [view])
+    except (InvalidInput, UnsupportedProblem):  # not of this version
+        return False
+    row = choice.measurement
+    return choice.level in ("exact", "older_source") and row is not None and row.stage == "final"
+
+
+def _going(connection: Connection, oldest_kept: str, decided: Collection[tuple[int, int]]) -> list[str]:
+    """Ids of the rows that go, of problems and device models in ``decided``."""
     row, final = MeasurementRow, MeasurementRow.__table__.alias("final")
     finished = (
         select(final.c.session, final.c.problem_id, final.c.device_id)
@@ -88,10 +124,10 @@ def _going(connection: Connection, oldest_kept: str) -> list[str]:
         finished.c.problem_id == row.problem_id,
         finished.c.device_id == row.device_id,
     )
-    found = select(row.id).join(finished, same)
-    found = found.where(row.status == "ok", row.stage != "final", row.created < oldest_kept)
-    ids = connection.execute(found).scalars()  # of any type in a file that was tampered with
-    return [each for each in ids if isinstance(each, str) and not in_sample(each)]
+    query = select(row.id, row.problem_id, row.device_id).join(finished, same)
+    query = query.where(row.status == "ok", row.stage.in_(SEARCHED), row.created < oldest_kept)
+    found = (name for name, *place in connection.execute(query) if tuple(place) in decided)
+    return [each for each in found if isinstance(each, str) and not in_sample(each)]  # any type where tampered with
 
 
 def in_sample(name: str) -> bool:
@@ -133,7 +169,7 @@ def _shrink(store: Store, timeout: float) -> str:
             closing(connect(path, "write", timeout)) as connection,
         ):
             connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except StoreError as error:
-        return str(error)
-    return ""
+        return f"{error}. What is stored later fills it"
+    return f"{path} is being read by another process. It is made smaller when that has ended" if busy else ""

@@ -16,6 +16,7 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import CAPABILITIES, Gpu, nearest_known
 from flashtune.codegen.problem import Spec
+from flashtune.codegen.value import shown
 from flashtune.errors import DatabaseNotWritable, InvalidInput, UnsupportedProblem
 
 from .copying import copied, leftovers, name_copy
@@ -166,7 +167,7 @@ def _sources(rows: Iterable[Measurement]) -> dict[str, Sources]:
 
 def _verdict(gpu_key: str, spec: Spec, config: Config, digest: str) -> str:
     """The field of `Sources` that a measurement counts for."""
-    kind, gpu = family(config.family), _typical(gpu_key)
+    kind, gpu = family(config.family), typical(gpu_key)
     if not digest:
         return "none"
     if kind.unsupported(spec, gpu) or kind.illegal(config, spec, gpu):
@@ -177,13 +178,25 @@ def _verdict(gpu_key: str, spec: Spec, config: Config, digest: str) -> str:
 _KEY = re.compile(r"(\d+)\.(\d)[a-z]?/.*?(?:/smem(\d{1,9})(?:/.*)?)?")
 
 
-def _typical(key: str) -> Gpu:
-    """A GPU of that capability and shared memory, which is what decides whether a config is legal."""
+class _Model(Gpu):
+    """A GPU of which the key is known, under that key."""
+
+    __slots__ = ()
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+
+def typical(key: str) -> Gpu:
+    """A GPU of that capability and shared memory, which is what decides whether a config is legal. Raises
+    `InvalidInput` for what is no key, which the gate lets in nowhere."""
     match = _KEY.fullmatch(key)
-    assert match is not None, "the gate lets no other key in"
+    if match is None:
+        raise InvalidInput(f"{shown(key)} is no key of a device model")
     number = int(match[1]), int(match[2])
     shared = int(match[3] or CAPABILITIES[nearest_known(number)].shared_memory_block)
-    return Gpu(
+    return _Model(
         name=key,
         capability=number,
         num_sms=1,

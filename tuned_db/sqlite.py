@@ -28,6 +28,10 @@ def connect(path: Path, mode: Mode, timeout: float) -> sqlite3.Connection:
         connection.execute("PRAGMA foreign_keys = ON")
         if mode != "write":
             connection.execute("PRAGMA query_only = ON")
+        else:
+            # Without a log, pages that leave the cache early wait for readers, each as long as is allowed; so a large
+            # transaction beside one reader would take hours to fail. They all leave together, and wait once.
+            connection.execute("PRAGMA cache_spill = OFF")
     except BaseException:
         connection.close()
         raise

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, select
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
+from flashtune.codegen.value import plain
 from flashtune.errors import InvalidInput, StoreError
 
 from .arrivals import SCHEMA as LOG_SCHEMA
@@ -136,9 +137,9 @@ class Store:
 
     @property
     def origin(self) -> str:
-        """UUID of this database."""
+        """UUID of this database; what is no printable text in its place is shown, as others store and print it."""
         with self._read() as connection:
-            return str(connection.execute(_ORIGIN).scalar_one())
+            return plain(connection.execute(_ORIGIN).scalar_one())
 
     # Writing
 
@@ -170,7 +171,8 @@ class Store:
             writer = Writer(connection)
             for records in parts:
                 ids = [each.id for each in records]
-                known, gone = self._by_id(connection, ids), tombstones(connection, self._schema, ids)
+                known = self._by_id(connection, ids)
+                gone = tombstones(connection, self._schema, ids) - known.keys()  # put back by hand, it is there
                 new: dict[str, Measurement] = {}
                 for each in records:
                     if known.get(each.id, each) != each or new.get(each.id, each) != each:

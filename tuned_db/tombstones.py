@@ -33,7 +33,8 @@ def count_tombstones(connection: Connection, schema: int) -> int:
 
 
 def bury(connection: Connection, ids: Sequence[str]) -> None:
-    """Keeps ``ids`` out from now on; none of them is there already."""
-    when = now()
-    for start in range(0, len(ids), CHUNK):
-        connection.execute(insert(TombstoneRow), [{"id": each, "removed": when} for each in ids[start : start + CHUNK]])
+    """Keeps ``ids`` out from now on. Some may be there already: of rows that somebody has put back by hand."""
+    when, buried = now(), tombstones(connection, SCHEMA, ids)
+    new = [each for each in ids if each not in buried]
+    for start in range(0, len(new), CHUNK):
+        connection.execute(insert(TombstoneRow), [{"id": each, "removed": when} for each in new[start : start + CHUNK]])

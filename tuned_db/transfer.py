@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import IO
 
+from flashtune import settings
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput
 
@@ -34,6 +35,7 @@ def carry(source: Store, target: Store, progress: Progress = lambda text: None) 
     Raises `InvalidInput` where both have a row under one id with different values; nothing is added then. Rows that
     this version can't read are passed over. Predictions stay where they were made.
     """
+    settings.author()  # a name that can't be stored would fail at the very end
     with tempfile.TemporaryFile(prefix="flashtune-") as missing:
         found = _Comparison(source, target, missing, progress)
         stored = Stored(0, 0)
@@ -65,7 +67,7 @@ class _Comparison:
     def _compare(self, ours: Store, theirs: Store, chunk: dict[str, str | None], missing: IO[bytes]) -> None:
         there = {each: digest for part in theirs.fingerprints(list(chunk)) for each, digest in part.items()}
         suspects = [each for each in chunk if each in there and (chunk[each] is None or chunk[each] != there[each])]
-        gone = theirs.removed(list(chunk))
+        gone = theirs.removed(list(chunk)) - there.keys()  # put back by hand, it is there
         self.known += len(there) - len(suspects)
         self.removed += len(gone)
         wanted = ours.by_id([*suspects, *(each for each in chunk if each not in there and each not in gone)])

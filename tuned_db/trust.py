@@ -6,7 +6,9 @@ ratios are compared: they travel between cards and days, microseconds don't. The
 
 1. Finals with status ``ok`` and a ratio count, grouped by session: a session says the median of its rows. Rows that
    were made while the card was slowed down or shared (`Measurement.flagged`) count only where a variant has no other.
-   Sessions with an interval wider than `BLURRED` don't count at all: they would agree with anything.
+   Of those that are left and are of several compilers, only rows of the nearest to ours count (`toolchain.py`): what
+   another one made of the source neither confirms nor disputes. Sessions with an interval wider than `BLURRED` don't
+   count at all: they would agree with anything.
 2. Sessions are independent where their day (UTC) or their card differs; a card that is not known is no other card. A
    session is of the day and card of its newest row. Those of one day and card are one witness, which says their median.
 3. Two witnesses can be compared unless they are known to have measured against different defaults (config or source).
@@ -16,7 +18,8 @@ ratios are compared: they travel between cards and days, microseconds don't. The
    claim only until the next one, and a claim that no longer holds stays disputed until most witnesses say the new one.
 6. The default claims nothing: its ratio is 1 by definition.
 
-The same rows in any order come to the same, on every machine. What a disputed variant may still win is in `winners.py`.
+The same rows in any order come to the same, on every machine with the same compiler. What a disputed variant may still
+win is in `winners.py`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashtune import settings
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, StoreError
 
@@ -56,6 +57,7 @@ def add_file(
         raise InvalidInput(f"{path} is no file")
     if _is_database(path):
         raise InvalidInput(f"{path} is a database, not an export: flashtune db merge {path}")
+    settings.author()  # a name that can't be stored would fail at the very end
     export = read_export(path, skip_invalid=skip_invalid)
     signer = check(export.digest)
     arrival = Arrival(kind="import", source=export.origin, digest=export.digest, signer=signer)
@@ -72,6 +74,7 @@ def add_database(store: Store, path: Path) -> Added:
         raise InvalidInput(f"{path} is an export, not a database: flashtune db import {path}")
     if isinstance(store.place, File) and path.resolve() == store.path.resolve():
         raise InvalidInput(f"{path} is the database that it would be merged into")
+    settings.author()
     with Store.open(path, create=False, readonly=True) as other:
         new, found = _compared(store, other)
         arrival = Arrival(kind="merge", source=other.origin)

@@ -36,10 +36,12 @@ def gc(days: int, dry_run: bool, database: Path | None) -> None:
     """Make the tuning database small: remove times that nothing depends on.
 
     Most rows are times of configs that were tried on the way to a final. Where a session had its final, these can go:
-    attention() chooses as before. Finals and failures stay, and what no session has finished, and one time in a
-    hundred. A later tune of the same problems measures such configs again.
+    attention() chooses as before. Finals and failures stay, and what no session has finished, and times that
+    attention() goes by as no final can be used, and one time in a hundred. A later tune of the same problems measures
+    such configs again.
 
-    What is removed does not come back with a merge, an import or a pull. Databases of others keep it.
+    What is removed does not come back with a merge, an import or a pull. Databases of others keep it. It takes as much
+    room on the disk again as the file does, until it is done.
 
     \b
     Examples:
@@ -56,7 +58,7 @@ def gc(days: int, dry_run: bool, database: Path | None) -> None:
     if found.removed and not dry_run:
         click.echo(f"{path}: {found.bytes_before / 1e6:.1f} MB became {found.bytes_after / 1e6:.1f} MB")
     if found.note:
-        click.echo(f"The file was not made smaller; what is stored later fills it: {found.note}", err=True)
+        click.echo(f"The file was not made smaller: {found.note}", err=True)
 
 
 def print_collected(removed: int, left: int, days: int, dry_run: bool) -> None:
@@ -91,10 +93,7 @@ def log(database: Path | None) -> None:
 
 def print_arrivals(arrivals: Sequence[Arrival]) -> None:
     """One a line. Texts may be of others."""
-    from .codegen.value import shown
-
-    def plain(text: str) -> str:
-        return text if isinstance(text, str) and text.isprintable() and len(text) <= 200 else shown(text)
+    from .codegen.value import plain
 
     if not arrivals:
         click.echo("Nothing came from elsewhere")
@@ -105,6 +104,5 @@ def print_arrivals(arrivals: Sequence[Arrival]) -> None:
             f"by {plain(each.author)}" if each.author else "",
         ]
         tail = "".join(f", {text}" for text in more if text)
-        click.echo(
-            f"{plain(each.created)[:16]}  {plain(each.kind):6}  {each.new:>7} new from {plain(each.source)}{tail}"
-        )
+        what = f"{plain(each.kind):6}  {plain(each.new):>7} new from {plain(each.source)}"
+        click.echo(f"{plain(each.created)[:16]}  {what}{tail}")

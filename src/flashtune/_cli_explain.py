@@ -14,7 +14,7 @@ from rich.text import Text
 from . import settings
 from ._cli_json import config_json, problem_json
 from ._cli_tables import config_text, console, milliseconds, table
-from .codegen.value import shown
+from .codegen.value import plain, shown
 
 if TYPE_CHECKING:
     from .codegen.gpu import Gpu
@@ -112,7 +112,7 @@ def _author(choice: Choice, database: Path | None) -> str | None:
     """
     row = choice.measurement
     if row is not None and row.author:
-        return row.author if row.author.isprintable() else shown(row.author)
+        return plain(row.author)
     if choice.origin == "bundled":
         return "ships with flashtune"
     if choice.origin != "user":

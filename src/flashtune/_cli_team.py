@@ -142,17 +142,18 @@ def info(team: str | None) -> None:
       flashtune db team info
       flashtune db team info --team postgresql://me@host/tuned
     """
+    from .codegen.value import plain
     from .tuned_db.team import team_summary
 
     found = team_summary(_address(team))
-    click.echo(f"address       {found.address} ({found.bytes / 1e6:.1f} MB, PostgreSQL {_clean(found.server)})")
-    click.echo(f"id            {_clean(found.origin)}")
+    click.echo(f"address       {found.address} ({found.bytes / 1e6:.1f} MB, PostgreSQL {plain(found.server)})")
+    click.echo(f"id            {plain(found.origin)}")
     click.echo(f"schema        {found.schema}")
     click.echo(f"measurements  {found.measurements} of {_counted(found.sessions, 'session')}")
     for each in found.shares:
         problems, cards = _counted(each.problems, "problem"), _counted(each.cards, "card")
-        dates = f"{_clean(each.first[:10])} to {_clean(each.last[:10])}"
-        click.echo(f"              {_clean(each.gpu_name)}: {each.measurements} for {problems} on {cards}, {dates}")
+        dates = f"{plain(each.first[:10])} to {plain(each.last[:10])}"
+        click.echo(f"              {plain(each.gpu_name)}: {each.measurements} for {problems} on {cards}, {dates}")
     click.echo(f"predictions   {found.predictions}")
 
 
@@ -215,10 +216,3 @@ def _ticker() -> Callable[[str], None]:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _clean(text: str) -> str:
-    """Text from a server that others write, as it may be printed."""
-    from .codegen.value import shown
-
-    return text if text.isprintable() and len(text) <= 200 else shown(text)

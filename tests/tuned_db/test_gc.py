@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -20,16 +21,21 @@ from hypothesis import strategies as st
 from postgres_server import Cluster, on_both
 
 from flashtune.cli import main
-from flashtune.errors import DatabaseNotWritable, InvalidInput
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
+from flashtune.tuned_db import opening, transfer, union
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.gc import collect, in_sample
+from flashtune.tuned_db.lookup import find_in, source_digest
 from flashtune.tuned_db.records import STATUSES, Measurement, new_id
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store import Store, Stored
+from flashtune.tuned_db.tombstones import bury
 from flashtune.tuned_db.transfer import carry
 from flashtune.tuned_db.union import Added, add_database, add_file
 from flashtune.tuned_db.winners import rank
 
 Make = Callable[..., Any]
+H200 = gpu_by_alias("h200")
 
 
 def plain_id() -> str:
@@ -95,6 +101,82 @@ def test_only_what_is_old_goes(store: Store, searched: Callable[..., list[Measur
     assert collect(store, days=11).removed == 0
     assert collect(store, days=9).removed == 6
     assert {each.session for each in store.measurements(stage="measure")} == {"1 days"}
+
+
+def older_source(rows: list[Measurement]) -> list[Measurement]:
+    """An update changed the source of the finalists, and of no other config."""
+    return [dataclasses.replace(each, source_digest="a" * 64) if each.stage == "final" else each for each in rows]
+
+
+def barred(rows: list[Measurement]) -> list[Measurement]:
+    """The finalists turned out to be wrong."""
+    return [*rows, *(dataclasses.replace(each, id=plain_id(), status="wrong") for each in rows[6:])]
+
+
+def slower(rows: list[Measurement]) -> list[Measurement]:
+    """No finalist may win: the default was not among them."""
+    return [dataclasses.replace(each, paired_ratio=1.1) if each.stage == "final" else each for each in rows]
+
+
+@on_both
+@pytest.mark.parametrize("changed", [older_source, barred, slower])
+def test_times_that_a_look_up_goes_by_stay(
+    store: Store, searched: Callable[..., list[Measurement]], changed: Callable[..., list[Measurement]]
+) -> None:
+    rows = changed(searched())
+    store.record_all(rows)
+    before = find_in(rows[0].problem, H200, [store])
+    assert (before.level, before.measurement and before.measurement.stage) == ("exact", "measure")
+    assert collect(store, days=0, dry_run=True).removed == collect(store, days=0).removed == 0
+    assert find_in(rows[0].problem, H200, [store]) == before
+
+
+def test_times_of_an_older_source_go_with_its_finals(store: Store, searched: Callable[..., list[Measurement]]) -> None:
+    rows = searched(source_digest="a" * 64)
+    store.record_all(rows)
+    before = find_in(rows[0].problem, H200, [store])
+    assert (before.level, collect(store, days=0).removed) == ("older_source", 6)
+    assert find_in(rows[0].problem, H200, [store]) == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "removed"),
+    [
+        ("UPDATE measurement SET stage = 'semifinal' WHERE stage = 'measure'", 0),
+        ("UPDATE measurement SET created = 'today' WHERE stage = 'final'", 0),
+        ("UPDATE measurement SET created = x'ff'", 0),
+        ("UPDATE problem SET json = '{}'", 0),
+        ("UPDATE problem SET json = x'ff'", 0),
+        ("UPDATE device SET key = 'toaster'", 0),
+        ("UPDATE device SET key = x'ff'", 0),
+        ("UPDATE measurement SET id = CAST(id AS BLOB) WHERE stage = 'measure'", 0),
+        ("INSERT INTO tombstone SELECT id, 'then' FROM measurement", 6),  # somebody has put back what was removed
+    ],
+)
+def test_a_file_that_was_tampered_with_keeps_what_can_not_be_read(
+    store: Store, path: Path, searched: Callable[..., list[Measurement]], statement: str, removed: int
+) -> None:
+    store.record_all(searched())
+    with closing(sqlite3.connect(path)) as plain, plain:
+        plain.execute(statement)
+    assert collect(store, days=0).removed == removed
+    assert store.count() == 8 - removed
+
+
+@on_both
+def test_what_was_put_back_by_hand_is_there(
+    store: Store, tmp_path: Path, searched: Callable[..., list[Measurement]]
+) -> None:
+    rows = searched()
+    store.record_all(rows)
+    with store.place.writing() as connection:
+        bury(connection, [each.id for each in rows])
+    with Store.open(tmp_path / "other.db") as other:
+        other.record_all(rows)
+        for added in (carry(other, store), add_database(store, other.path)):
+            assert added == Added(new=0, known=8)
+    assert store.add(rows) == Stored(new=0, removed=0)
+    assert (collect(store, days=0).removed, store.count()) == (6, 2)
 
 
 @pytest.mark.parametrize("days", [-1, True, 1.5, 36501, "30"])
@@ -210,20 +292,43 @@ def test_a_file_that_is_in_use_is_collected_and_not_made_smaller(
         found = collect(store, days=0, timeout=0.1)
         assert reader.execute("SELECT count(*) FROM measurement").fetchone() == (8,), "a reader sees one moment"
     assert found.removed == 6
+    assert "is being read by another process" in found.note
     assert store.count() == 2
 
 
-def test_choices_are_as_before_for_any_rows(tmp_path_factory: pytest.TempPathFactory, empty_database: bytes) -> None:
+def test_without_a_log_a_reader_is_waited_for_once(
+    path: Path, searched: Callable[..., list[Measurement]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network mount: each page of more than the cache holds waited for the reader, as long as is allowed."""
+    monkeypatch.setattr(opening, "on_network", lambda path: True)
+    store = Store.open(path, timeout=0.2)
+    store.record_all(searched())
+    many = [row for number in range(500) for row in searched(f"{number}", message="x" * 1000)]
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM measurement").fetchone()
+        began = time.monotonic()
+        for write in (lambda: store.add(many), lambda: collect(store, days=0)):
+            with pytest.raises(StoreError, match="locked by another process"):
+                write()
+        assert time.monotonic() - began < 10
+    assert store.count() == 8
+
+
+def test_choices_are_as_before_for_any_rows(
+    tmp_path_factory: pytest.TempPathFactory, empty_database: bytes, problem: Make
+) -> None:
     """A variant that has finals counts by them alone, and each finished search has some."""
 
     @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
     @given(drawn=st.lists(measurements(), min_size=1, max_size=14, unique_by=lambda each: each.id), seed=st.randoms())
     def law(drawn: list[Measurement], seed: Any) -> None:
-        first = drawn[0]
+        asked = problem()
         rows = [
             dataclasses.replace(
-                each, problem=first.problem, gpu_key=first.gpu_key, gpu_name=first.gpu_name, nvrtc="13.0",
-                session=seed.choice("ab"), status=seed.choice(("ok", "ok", "ok", "wrong")), source_digest="a" * 64,
+                each, problem=asked, gpu_key=H200.key, gpu_name=H200.name, nvrtc="13.0",
+                session=seed.choice("ab"), status=seed.choice(("ok", "ok", "ok", "wrong")),
+                source_digest=seed.choice(("a" * 64, source_digest(asked.spec, each.config))),
                 median_us=seed.choice((80.0, 90.0, 99.0)), baseline_us=100.0,
             )
             for each in drawn
@@ -232,9 +337,10 @@ def test_choices_are_as_before_for_any_rows(tmp_path_factory: pytest.TempPathFac
         path.write_bytes(empty_database)
         with Store.open(path) as store:
             store.add(rows)
-            before = rank(store.measurements())
+            before, chosen = rank(store.measurements()), find_in(asked, H200, [store])
             collect(store, days=0)
             after = rank(store.measurements())
+            assert find_in(asked, H200, [store]) == chosen
         finals = [each for each in before if each.measurement.stage == "final"]
         assert after[: len(finals)] == finals
 
@@ -298,9 +404,70 @@ class TestArrivals:
         assert "merge         8 new from " in said.output
         assert said.output.endswith("by '\\x1b[2Jroot'\n")
 
+    @pytest.mark.parametrize(
+        "values", ["created = x'ff'", "id = x'ff'", "new = x'ff'", "new = char(27) || '[2J'", "kind = NULL || x'1b'"]
+    )
+    def test_one_that_was_tampered_with_is_listed(
+        self, store: Store, path: Path, other: tuple[Path, list[Measurement]], measurement: Make, values: str
+    ) -> None:
+        add_database(store, other[0])
+        with Store.open(other[0]) as adding:
+            adding.record(measurement(session="later"))
+        add_database(store, other[0])
+        with closing(sqlite3.connect(path)) as plain, plain:
+            plain.execute(f"UPDATE OR IGNORE arrival SET {values} WHERE id = (SELECT min(id) FROM arrival)")
+        for command in ("log", "info"):
+            said = CliRunner().invoke(main, ["db", command, "--db", str(path)], color=True)  # nothing is stripped
+            assert said.exit_code == 0, said.exception
+            assert "\x1b" not in said.output
+
+    @pytest.mark.parametrize("origin", ["\ud800", "a\0b", "\x1b[2J", "x" * 201, 7])
+    def test_an_export_of_no_printable_origin_is_refused(
+        self, store: Store, tmp_path: Path, measurement: Make, origin: Any
+    ) -> None:
+        """A surrogate is no text for SQLite, and NUL none for PostgreSQL."""
+        file = tmp_path / "rows.jsonl"
+        write_export([measurement()], file, origin="x")
+        first, rest = file.read_text("utf-8").split("\n", 1)
+        file.write_text(json.dumps(json.loads(first) | {"origin": origin}) + "\n" + rest, encoding="utf-8")
+        with pytest.raises(InvalidInput, match="line 1: origin="):
+            add_file(store, file)
+        assert store.count() == 0
+
+    @pytest.mark.parametrize("uuid", ["'a' || char(0)", "x'ff'", "char(27) || '[2J'"])
+    def test_a_database_of_no_printable_id_is_shared_all_the_same(
+        self, store: Store, tmp_path: Path, team_url: str, other: tuple[Path, list[Measurement]], uuid: str
+    ) -> None:
+        with closing(sqlite3.connect(other[0])) as plain, plain:
+            plain.execute(f"UPDATE origin SET uuid = {uuid}")
+        team = Store.on_server(team_url)
+        with Store.open(other[0]) as local:
+            assert local.origin.isprintable()
+            assert carry(local, team) == add_database(store, other[0]) == Added(new=8, known=0)
+            assert [each.source for each in (*team.arrivals(), *store.arrivals())] == [local.origin] * 2
+
 
 class TestAuthor:
     """The name that travels with rows."""
+
+    def test_one_that_can_not_be_stored_is_said_before_any_work(
+        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: tuple[Path, list[Measurement]]
+    ) -> None:
+        def work(*arguments: object, **options: object) -> None:
+            raise AssertionError("in vain")
+
+        write_export(other[1], tmp_path / "rows.jsonl", origin="x")
+        monkeypatch.setenv("FLASHTUNE_AUTHOR", "x" * 101)
+        for module, name in ((union, "read_export"), (union, "_compared"), (transfer, "_Comparison")):
+            monkeypatch.setattr(module, name, work)
+        with Store.open(other[0]) as source:
+            for add in (
+                lambda: add_file(store, tmp_path / "rows.jsonl"),
+                lambda: add_database(store, source.path),
+                lambda: carry(source, store),
+            ):
+                with pytest.raises(InvalidInput, match="FLASHTUNE_AUTHOR"):
+                    add()
 
     def test_it_is_stored_exported_and_merged(self, store: Store, tmp_path: Path, measurement: Make) -> None:
         rows = [measurement(author="Ada, Ä. & 数"), measurement(), measurement(author="Bob")]

@@ -16,17 +16,25 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.pool import NullPool
 
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.tuned_db import upgrade as upgrade_module
 from flashtune.tuned_db.files import APPLICATION_ID, SCHEMA_VERSION
 from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.models import Base
+from flashtune.tuned_db.sqlite import connect
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.upgrade import MIGRATIONS, migrate, upgrade
 
 Make = Callable[..., Any]
 ASSETS = Path(__file__).parents[1] / "upgrade_assets"
+SECOND: dict[str, Any] = {
+    "paired_ratio": 0.8, "ratio_low": 0.79, "ratio_high": 0.815, "rounds": 25,
+    "power_w": 612.5, "temperature_c": 61.0, "throttle": "power_cap,hw_thermal", "contended": True,
+}  # fmt: skip
+"""What the second row of saved databases has since the second schema."""
 
 
 def test_migrations_make_exactly_the_models(store: Store, path: Path) -> None:
@@ -236,14 +244,56 @@ def test_a_second_version_database_opens(tmp_path: Path, measurement: Make, solo
     shutil.copy(ASSETS / "v0002.db", path)
     rows = Store.open(path, readonly=True).measurements()
     assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
-    second = {
-        "paired_ratio": 0.8, "ratio_low": 0.79, "ratio_high": 0.815, "rounds": 25,
-        "power_w": 612.5, "temperature_c": 61.0, "throttle": "power_cap,hw_thermal", "contended": True,
-    }  # fmt: skip
-    assert rows[1] == measurement(id=rows[1].id, config=solo(block=32), created=rows[1].created, **second)
+    assert rows[1] == measurement(id=rows[1].id, config=solo(block=32), created=rows[1].created, **SECOND)
     assert rows[0] == measurement(id=rows[0].id)
     store = Store.open(path)
     assert store.measurements() == rows
+
+
+def test_a_third_version_database_opens(tmp_path: Path, measurement: Make, solo: Make) -> None:
+    """With something in each table that this version added."""
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0003.db", path)
+    with Store.open(path) as store:
+        rows = store.measurements()
+        assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
+        hers = {"id": rows[1].id, "created": rows[1].created, "author": "Ada"}
+        assert rows[1] == measurement(config=solo(block=32), **hers, **SECOND)
+        assert [each.author for each in rows] == ["", "Ada", "", ""]
+        assert [(each.kind, each.source, each.new) for each in store.arrivals()] == [
+            ("merge", "01935f6e-0000-7000-8000-00000000cafe", 4)
+        ]
+        gone = "01935f6e-0000-7000-8000-00000000dead"
+        assert store.removed([gone]) == {gone}
+
+
+def test_what_the_third_schema_added_can_be_taken_away(tmp_path: Path, measurement: Make) -> None:
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0002.db", path)
+
+    def content() -> list[str]:
+        with closing(sqlite3.connect(path)) as plain:
+            return sorted(each.replace(chr(34), "") for each in plain.iterdump() if "alembic_version" not in each)
+
+    def down() -> None:
+        raw = connect(path, "write", 1.0)
+        raw.execute("PRAGMA foreign_keys = OFF")
+        made = create_engine("sqlite://", creator=lambda: raw, poolclass=NullPool)
+        event.listen(made, "begin", lambda connection: connection.exec_driver_sql("BEGIN EXCLUSIVE"))
+        with made.begin() as connection:
+            migrate(connection, "0002", down=True)
+
+    before = content()
+    with Store.open(path) as store:
+        store.record(measurement(author="Ada"))
+        here = content()
+        with pytest.raises(IntegrityError):  # two environments that differ in their author alone
+            down()
+    assert content() == here, "nothing was changed"
+    shutil.copy(ASSETS / "v0002.db", path)
+    upgrade(path, 1.0)
+    down()
+    assert content() == before
 
 
 def test_the_first_schema_is_read_where_it_may_not_be_upgraded(tmp_path: Path, measurement: Make) -> None:

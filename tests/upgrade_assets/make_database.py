@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from flashtune.tuned_db.arrivals import Arrival
 from flashtune.tuned_db.files import SCHEMA_VERSION
 from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.tombstones import bury
 
 HERE = Path(__file__).parent
 
@@ -32,10 +34,10 @@ def main() -> None:
     fakes.install(pytest.MonkeyPatch())
     store = Store.open(path)
     later = "2026-11-29T13:00:00.000Z"
-    store.record_all(
+    store.add(
         [
             fakes.make_measurement(),
-            fakes.make_measurement(config=fakes.SoloConfig(block=32), created=later, **fakes.SECOND),
+            fakes.make_measurement(config=fakes.SoloConfig(block=32), created=later, author="Ada", **fakes.SECOND),
             fakes.make_measurement(
                 config=fakes.PairConfig(block=16, stages=3, order="reversed"),
                 status="wrong",
@@ -43,8 +45,11 @@ def main() -> None:
                 created="2026-11-29T14:00:00.000Z",
             ),
             fakes.make_measurement(median_us=float("nan"), stage="screen", created="2026-11-29T15:00:00.000Z"),
-        ]
+        ],
+        Arrival(kind="merge", source="01935f6e-0000-7000-8000-00000000cafe"),
     )
+    with store.place.writing() as connection:
+        bury(connection, ["01935f6e-0000-7000-8000-00000000dead"])
     store.record_prediction(fakes.make_prediction())
     with closing(sqlite3.connect(path)) as plain, plain:
         plain.execute("UPDATE origin SET uuid = '01935f6e-0000-7000-8000-00000000f00d'")
