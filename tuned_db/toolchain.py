@@ -47,5 +47,5 @@ def compatible(rows: Sequence[Measurement], toolchain: str | None = None) -> Seq
 
 
 def _parsed(version: str) -> tuple[int, ...]:
-    """``13.0`` as (13, 0); () for what is no version."""
-    return tuple(map(int, version.split("."))) if _VERSION.fullmatch(version) else ()
+    """``12.9`` as (12, 9), and ``13.0`` as ``13`` is; () for what is no version."""
+    return tuple(map(int, version.removesuffix(".0").split("."))) if _VERSION.fullmatch(version) else ()

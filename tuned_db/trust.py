@@ -85,8 +85,8 @@ class Witness:
 def trust_of(measurements: Iterable[Measurement], variant: Variant) -> Trust | None:
     """The trust in ``variant`` by ``measurements`` of one problem and GPU model; None where it claims nothing."""
     rows = list(measurements)
-    own = [each for each in rows if _counts(each) and each.variant == variant]
-    return judged(compatible(unflagged(own)), defaults(rows)) if own else None
+    finals = [each for each in rows if (each.status, each.stage, each.variant) == ("ok", "final", variant)]
+    return judged(compatible(unflagged(finals)), defaults(rows))
 
 
 def judged(rows: Sequence[Measurement], against: Mapping[str, Variant]) -> Trust | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.toolchain import NEWEST, compatible
+from flashtune.tuned_db.trust import trust_of
 from flashtune.tuned_db.winners import rank
 
 H200 = gpu_by_alias("h200")
@@ -56,6 +58,23 @@ def test_the_nearest_version_counts(tried: Make, ours: str, wanted: str) -> None
 def test_numbers_of_a_version_compare_as_numbers(tried: Make) -> None:
     rows = [tried(16, version, 0.9) for version in ("12.9", "12.10")]
     assert [each.nvrtc for each in compatible(rows, "13.0")] == ["12.10"]
+
+
+def test_a_release_is_its_own_first_version(tried: Make) -> None:
+    rows = [tried(16, version, 0.9) for version in ("13", "13.0", "12.9")]
+    assert [each.nvrtc for each in compatible(rows, "13.0")] == ["13", "13.0"]
+
+
+def test_trust_goes_by_the_rows_that_decide(tried: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "installed", lambda: "13.0")
+    old = [tried(16, "12.9", 0.9, session=day, created=f"2026-11-2{day}T12:00:00Z") for day in "12"]
+    new = tried(16, "13.0", 0.9, session="3", created="2026-11-23T12:00:00Z")
+    silent = tried(16, "13.0", 0.9, session="4", created="2026-11-24T12:00:00Z")
+    silent = dataclasses.replace(silent, baseline_us=None)
+    for rows, level in ((old, "verified"), ([*old, new], "candidate"), ([*old, silent], None)):
+        (ranked,) = rank(rows, toolchain="13.0")
+        trust = trust_of(rows, old[0].variant)
+        assert (trust and trust.level) == (ranked.trust and ranked.trust.level) == level
 
 
 def test_a_version_that_is_not_known_counts_where_there_is_no_other(tried: Make) -> None:
