@@ -213,7 +213,7 @@ def test_no_side_files_stay_behind(store: Store, path: Path, measurement: Make) 
 
 
 def test_sqlite_is_run_as_it_should_be(store: Store, path: Path) -> None:
-    for connect in (store._read, store._write):
+    for connect in (store.place.reading, store.place.writing):
         with connect() as connection:
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
             assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1

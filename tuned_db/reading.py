@@ -1,0 +1,206 @@
+"""What is read of a tuning database, wherever it is: measurements, predictions, and what follows from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Self
+
+from sqlalchemy import Connection, select
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.problem import Problem, Spec
+from flashtune.codegen.value import plain
+
+from .arrivals import SCHEMA as LOG_SCHEMA
+from .arrivals import Arrival, logged
+from .blocklist import barred, blocklisted
+from .filters import keys, matching
+from .fingerprints import Fingerprints, count, fingerprints
+from .models import OriginRow
+from .place import Place
+from .records import Measurement, Prediction, Variant
+from .rows import (
+    AnyRow,
+    in_parts,
+    read_deaths,
+    read_measurements,
+    read_predictions,
+    read_problems,
+    select_deaths,
+    select_gpu_keys,
+    select_measurements,
+    select_predictions,
+    select_problems,
+)
+from .tombstones import count_tombstones, tombstones
+from .winners import Ranked, best_first, with_source
+
+
+class Reader:
+    """An open tuning database; `store.Store` opens it. Every call is a transaction, unless it is a :meth:`snapshot`."""
+
+    label = "user"
+
+    def __init__(self, place: Place, snapshot: Connection | None = None) -> None:
+        """The database at ``place``, whose schema and id are looked at; raises what `Place` raises.
+
+        All reads go through ``snapshot``, a connection of that place, where it is given.
+        """
+        self.place = place
+        self._snapshot = snapshot
+        self._barred: dict[Spec, frozenset[Variant]] = {}
+        with self._read() as connection:
+            self._schema = place.schema(connection)
+            if connection.execute(_ORIGIN).scalar_one_or_none() is None:
+                raise place.damaged()
+        if self._schema < place.oldest:
+            raise place.outdated(self._schema)
+
+    @property
+    def origin(self) -> str:
+        """UUID of this database; what is no printable text in its place is shown, as others store and print it."""
+        with self._read() as connection:
+            return plain(connection.execute(_ORIGIN).scalar_one())
+
+    def measurements(
+        self,
+        *,
+        problem: Problem | None = None,
+        spec: Spec | None = None,
+        gpu_key: str | None = None,
+        family: str | None = None,
+        session: str | None = None,
+        status: str | None = None,
+        stage: str | None = None,
+    ) -> list[Measurement]:
+        """Measurements that match all that is given, oldest first. Rows that this version can't read are left out."""
+        wanted = {**keys(problem, spec), "gpu_key": gpu_key, "family": family}
+        wanted |= {"session": session, "status": status, "stage": stage}
+        with self._read() as connection:
+            found = read_measurements(matching(connection, select_measurements, self._schema, wanted).all())
+        return sorted(found, key=lambda each: (each.created, each.id))
+
+    def by_id(self, ids: Sequence[str]) -> dict[str, Measurement | None]:
+        """The measurements with these ids; None for one that this version can't read."""
+        with self._read() as connection:
+            return self._by_id(connection, ids)
+
+    def _by_id(self, connection: Connection, ids: Sequence[str]) -> dict[str, Measurement | None]:
+        rows = self._rows_with_ids(connection, ids)
+        return dict.fromkeys(rows) | {each.id: each for each in read_measurements(rows.values())}
+
+    def rows(self) -> Iterator[Sequence[AnyRow]]:
+        """All measurements as they are stored, unchecked, a part at a time; for `rows.read_measurement`."""
+        with self._read() as connection:
+            yield from in_parts(connection, select_measurements(self._schema))
+
+    def rows_with_ids(self, ids: Iterable[object]) -> dict[str, AnyRow]:
+        """Those of :meth:`rows` that have one of these ids."""
+        with self._read() as connection:
+            return self._rows_with_ids(connection, [each for each in ids if isinstance(each, str)])
+
+    def _rows_with_ids(self, connection: Connection, ids: Sequence[str]) -> dict[str, AnyRow]:
+        parts = in_parts(connection, select_measurements(self._schema), ids)
+        return {str(row._mapping["id"]): row for rows in parts for row in rows}
+
+    def removed(self, ids: Sequence[str]) -> set[str]:
+        """Those of ``ids`` that were removed here and don't return."""
+        with self._read() as connection:
+            return tombstones(connection, self._schema, ids)
+
+    def count_removed(self) -> int:
+        """How many measurements were removed here."""
+        with self._read() as connection:
+            return count_tombstones(connection, self._schema)
+
+    def arrivals(self) -> list[Arrival]:
+        """What came from elsewhere, oldest first; not checked. Empty for a schema that had no log yet."""
+        with self._read() as connection:
+            return logged(connection) if self._schema >= LOG_SCHEMA else []
+
+    def count(self) -> int:
+        """How many measurements there are, with those that this version can't read."""
+        with self._read() as connection:
+            return count(connection)
+
+    def fingerprints(self, ids: Sequence[str] | None = None) -> Iterator[Fingerprints]:
+        """Of all measurements or of those among ``ids``, a part at a time; see `fingerprints.py`."""
+        with self._read() as connection:
+            yield from fingerprints(connection, self._schema, ids)
+
+    def predictions(
+        self,
+        *,
+        problem: Problem | None = None,
+        spec: Spec | None = None,
+        gpu_key: str | None = None,
+        family: str | None = None,
+    ) -> list[Prediction]:
+        """Predictions that match all that is given, best first."""
+        wanted = {**keys(problem, spec), "gpu_key": gpu_key, "family": family}
+        with self._read() as connection:
+            found = read_predictions(matching(connection, select_predictions, self._schema, wanted))
+        return sorted(found, key=lambda each: (each.rank, each.predicted_us, each.family, each.config.key))
+
+    def winner(
+        self, problem: Problem, gpu_key: str, current_digest: Callable[[Config], str] | None = None
+    ) -> Ranked | None:
+        """The winner for ``problem`` on a device model by the policy of `winners.py`, or None.
+
+        With ``current_digest``, which renders a config as it is today, only variants whose source is still that.
+        """
+        ranked = best_first(
+            lambda stage: self.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage=stage),
+            self.rejected(problem.spec),
+        )
+        if current_digest is None:
+            return next(ranked, None)
+        return with_source(ranked, current_digest)[0]
+
+    def problems(self, *, spec: Spec | None = None, gpu_key: str | None = None) -> list[Problem]:
+        """Problems with at least one ``ok`` measurement (on that device model), in the order of their keys."""
+        with self._read() as connection:
+            found = read_problems(connection.execute(select_problems(spec, gpu_key)).scalars())
+        return sorted(found, key=lambda each: each.key)  # servers sort text in their own ways
+
+    def gpu_keys(self, *, capability: str | None = None) -> list[str]:
+        """Keys of the device models with measurements, sorted; of one compute capability such as ``9.0a``."""
+        with self._read() as connection:
+            return sorted(str(key) for key in connection.execute(select_gpu_keys(capability)).scalars())
+
+    def rejected(self, spec: Spec) -> frozenset[Variant]:
+        """Variants that no look-up gives for ``spec``: wrong, crashed or blocklisted, on any GPU."""
+        if self._snapshot is None:
+            return barred(self._deaths(spec))
+        if spec not in self._barred:  # a snapshot never changes
+            self._barred[spec] = barred(self._deaths(spec))
+        return self._barred[spec]
+
+    def blocklisted(self, spec: Spec) -> frozenset[Variant]:
+        """Variants that cost two workers for ``spec``, on any GPU; see `blocklist.py`."""
+        return blocklisted(self._deaths(spec))
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Self]:
+        """A view whose reads share one transaction: all of one moment, and cheaper. For one thread; don't keep it."""
+        with self._read() as connection:
+            view = copy.copy(self)
+            view._snapshot, view._barred = connection, {}
+            yield view
+
+    def _deaths(self, spec: Spec) -> list[tuple[Variant, str, int]]:
+        with self._read() as connection:
+            return read_deaths(connection.execute(select_deaths(), {"spec": spec.key}))
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        if self._snapshot is not None:
+            yield self._snapshot
+            return
+        with self.place.reading() as connection:
+            yield connection
+
+
+_ORIGIN = select(OriginRow.uuid)
