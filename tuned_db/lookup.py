@@ -20,7 +20,6 @@ used never make a look-up fail.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import math
@@ -38,15 +37,14 @@ from flashtune.codegen.render import render_source
 from flashtune.errors import InvalidInput, StoreError
 from flashtune.settings import database_path
 
-from .distance import chip_distance, problem_distance
+from .distance import chip_distance
+from .neighbours import near_problems
 from .records import Choice, Level, Measurement, Prediction, Trust, Variant, capability
 from .sources import Source, bundled
 from .winners import Ranked, best_first, with_source
 
 __all__ = ["Choice", "find", "find_in", "source_digest"]
 
-NEIGHBOURS, FARTHEST = 6, 3.0
-"""Near problems that are looked at, and how far off in octaves they may be."""
 DOUBT = 0.02
 """Of the default's time for each octave: what a winner gained elsewhere it gains less surely here."""
 WORTH = 0.99
@@ -54,10 +52,9 @@ WORTH = 0.99
 CLOSE = 0.5
 """Octaves within which a measured gain counts though the model sees none: its predictions of good configs differ by a
 per cent or less, and so near what was measured was right each time."""
-# With these, of 112 problems tuned on an H200 and each served by the others, one loses to the default, by 3 %, and all
-# reach 0.979 of their own best; without doubt it is 4, by up to 9 %, and 0.976; the default alone has 0.952
-# (benchmarks/neighbours.py).
-TWINS = {"float16": "bfloat16", "bfloat16": "float16"}
+# With these and the limits of `neighbours.py`, of 112 problems tuned on an H200 and each served by the others, one
+# loses to the default, by 3 %, and all reach 0.979 of their own best; without doubt 4 lose, by up to 9 %, and it is
+# 0.976; the default alone has 0.952 (benchmarks/neighbours.py).
 LOCK_TIMEOUT = 2.0
 """Seconds that a call of ``attention()`` may wait for the user's database; without it the rest still answers."""
 
@@ -132,35 +129,25 @@ class _Search:
     def near(self, level: Level, gpu_key: str) -> Choice | None:
         """Level 3, for a device model."""
         found: list[tuple[float, float, int, Source, Ranked, str, Config]] = []
-        for distance, neighbour in self._neighbours(gpu_key):
+        for distance, neighbour in near_problems(self.problem, gpu_key, self.sources):
             self._passed_over = True
-            for source in self.sources:
-                best = self._any(source, neighbour, gpu_key)
-                if best is None:
-                    continue
-                config = self._fitted(best.config)
-                if self._usable(config) and (expected := self._expected(neighbour, best, config, distance)) <= WORTH:
-                    gain = f"{expected:.3f} of the default's time is expected here"
-                    note = f"tuned for {neighbour}, {distance:.2g} octaves away; {gain}"
-                    found.append((expected, distance, len(found), source, best, note, config))
-                break
+            best_of = ((source, self._any(source, neighbour, gpu_key)) for source in self.sources)
+            source, best = next(((source, best) for source, best in best_of if best), (None, None))
+            if source is None or best is None:
+                continue
+            config = self._fitted(best.config)
+            if not self._usable(config):
+                continue
+            expected = self._expected(neighbour, best, config, distance)
+            doubted = expected + DOUBT * distance
+            if doubted <= WORTH:
+                gain = f"{expected:.3f} of the default's time is expected here"
+                note = f"tuned for {neighbour}, {distance:.2g} octaves away; {gain}"
+                found.append((doubted, distance, len(found), source, best, note, config))
         if not found:
             return None
         *_, source, best, note, config = min(found)
         return self._choice(level, source, best, note, config)
-
-    def _neighbours(self, gpu_key: str) -> list[tuple[float, Problem]]:
-        """Near problems that something is known of, nearest first, each with its distance."""
-        spec = self.problem.spec
-        specs = [spec, *(dataclasses.replace(spec, dtype=twin) for twin in filter(None, [TWINS.get(spec.dtype)]))]
-        found: dict[str, tuple[float, bool, str, Problem]] = {}
-        for source in self.sources:
-            for each in specs:
-                for near in source.problems(spec=each, gpu_key=gpu_key):
-                    found[near.key] = problem_distance(self.problem, near), near.spec != spec, near.key, near
-        found.pop(self.problem.key, None)
-        nearest = sorted(each for each in found.values() if each[0] <= FARTHEST)[:NEIGHBOURS]
-        return [(distance, near) for distance, *_, near in nearest]
 
     def borrowed(self) -> Choice | None:
         """Level 4."""
@@ -216,15 +203,15 @@ class _Search:
         return family(config.family).fitted(config, self.problem, self.gpu)
 
     def _expected(self, neighbour: Problem, best: Ranked, config: Config, distance: float) -> float:
-        """Time of ``config`` relative to the default here, by what ``best`` is for ``neighbour`` so many octaves away,
-        with doubt; infinite where the model predicts a loss that no measurement near enough contradicts."""
+        """Time of ``config`` relative to the default here, by what ``best`` is for ``neighbour`` so many octaves away;
+        infinite where the model predicts a loss that no measurement near enough contradicts."""
         here = self._predicted_ratio(self.problem, config, self.fallback)
         if here > 1 and (best.ratio is None or distance > CLOSE):
             return math.inf
         if best.ratio is None:
-            return here + DOUBT * distance
+            return here
         there = self._predicted_ratio(neighbour, best.config, default_config(neighbour, self.gpu))
-        return here * best.ratio / there + DOUBT * distance
+        return here * best.ratio / there
 
     def _predicted_ratio(self, problem: Problem, config: Config, default: Config) -> float:
         return predict(problem, config, self.gpu).seconds / predict(problem, default, self.gpu).seconds
