@@ -10,7 +10,10 @@ import pytest
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
+from flashtune.tuned_db.exchange import read_export
 from flashtune.tuned_db.lookup import find
+from flashtune.tuned_db.records import STAGES
+from flashtune.tuned_db.sources import BUNDLED, bundled
 
 MEGABYTE = 2**20
 
@@ -41,3 +44,18 @@ def test_one_query_with_a_causal_mask_is_one_query(tmp_path: Path) -> None:
     assert masked == plain
     choice = find(masked, chip, store_path=tmp_path / "none.db")
     assert (choice.level, choice.origin) == ("exact", "bundled")
+
+
+def test_every_row_that_ships_is_found_at_its_place() -> None:
+    """Of a line only the place is read at first, by its spelling."""
+    rows = read_export(BUNDLED / "h200.jsonl").measurements
+    shipped = bundled("9.0a")
+    assert shipped.gpu_keys(capability="9.0a") == [gpu_by_alias("h200").key]
+    found = {
+        row.id: row
+        for each in shipped.problems(gpu_key=rows[0].gpu_key)
+        for stage in STAGES
+        for row in shipped.measurements(problem=each, gpu_key=rows[0].gpu_key, status="ok", stage=stage)
+    }
+    assert found == {row.id: row for row in rows if row.status == "ok"}
+    assert len(found) > 400

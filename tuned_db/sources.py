@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput
@@ -15,7 +16,7 @@ from flashtune.errors import InvalidInput
 from .blocklist import KILLS, barred
 from .exchange import parse_line, read_header, read_lines
 from .gate import measurement_from_json, problem_from_text
-from .records import REJECTING, Measurement, Prediction, Variant, canonical, capability
+from .records import REJECTING, Measurement, Prediction, Variant, capability
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -42,7 +43,8 @@ class Source(Protocol):
 
 
 class Shipped:
-    """The rows of files for one compute capability. A process needs few of them, so each is checked when asked for.
+    """The rows of files for one compute capability. A process needs few of them, so of each line only the place is read
+    at first, and the rest is read and checked when it is asked for.
 
     A row that this version can't take (its kernel family changed) is passed over.
     """
@@ -50,19 +52,18 @@ class Shipped:
     label = "bundled"
 
     def __init__(self, lines: Iterable[bytes], wanted: str) -> None:
-        self._rows: dict[tuple[Problem, str], list[Any]] = defaultdict(list)
+        self._lines: dict[tuple[Problem, str], list[bytes]] = defaultdict(list)
         self._checked: dict[tuple[Problem, str], list[Measurement]] = {}
         self._barred: dict[Spec, frozenset[Variant]] = {}
         self._listed: dict[tuple[Spec | None, str], list[Problem]] = {}
         for line in lines:
             try:
-                row = parse_line(line)
-                problem, gpu_key = _place(row)
+                problem, gpu_key = _place(line)
             except InvalidInput as error:
                 _log.debug("passed over: %s", error)
                 continue
             if capability(gpu_key) == wanted:
-                self._rows[problem, gpu_key].append(row)
+                self._lines[problem, gpu_key].append(line)
 
     def measurements(self, *, problem: Problem, gpu_key: str, status: str, stage: str) -> list[Measurement]:
         return [each for each in self._measured(problem, gpu_key) if (each.status, each.stage) == (status, stage)]
@@ -74,13 +75,16 @@ class Shipped:
     def problems(self, *, spec: Spec | None = None, gpu_key: str) -> list[Problem]:
         asked = spec, gpu_key
         if asked not in self._listed:
-            mine = (problem for problem, key in self._rows if key == gpu_key and spec in (None, problem.spec))
-            found = [each for each in mine if any(row.status == "ok" for row in self._measured(each, gpu_key))]
+            found = [
+                problem
+                for (problem, key), lines in self._lines.items()
+                if key == gpu_key and spec in (None, problem.spec) and _mentions(lines, ["ok"])
+            ]
             self._listed[asked] = sorted(found, key=lambda each: each.key)
         return self._listed[asked]
 
     def gpu_keys(self, *, capability: str) -> list[str]:
-        return sorted({key for _, key in self._rows if key.partition("/")[0] == capability})
+        return sorted({key for _, key in self._lines if key.partition("/")[0] == capability})
 
     def rejected(self, spec: Spec) -> frozenset[Variant]:
         if spec not in self._barred:
@@ -88,9 +92,10 @@ class Shipped:
         return self._barred[spec]
 
     def _rejected(self, spec: Spec) -> frozenset[Variant]:
-        mine = [place for place in self._rows if place[0].spec == spec]
         telling = {*REJECTING, *KILLS}
-        suspects = (place for place in mine if any(row.get("status") in telling for row in self._rows[place]))
+        suspects = [
+            place for place, lines in self._lines.items() if place[0].spec == spec and _mentions(lines, telling)
+        ]
         rows = (row for place in suspects for row in self._measured(*place))
         return barred((row.variant, row.status, 1) for row in rows)
 
@@ -98,20 +103,35 @@ class Shipped:
         place = problem, gpu_key
         if place not in self._checked:
             found = []
-            for row in self._rows.get(place, ()):
+            for line in self._lines.get(place, ()):
                 try:
-                    found.append(measurement_from_json(row))
+                    row = measurement_from_json(parse_line(line))
                 except InvalidInput as error:
                     _log.debug("passed over: %s", error)
+                    continue
+                if (row.problem, row.gpu_key) == place:
+                    found.append(row)
             self._checked[place] = found
         return self._checked[place]
 
 
-def _place(row: object) -> tuple[Problem, str]:
-    """Problem and device model of a row whose other fields are not checked."""
-    if not isinstance(row, Mapping) or not isinstance(row.get("gpu_key"), str):
-        raise InvalidInput("a measurement is a JSON object with a gpu_key")
-    return problem_from_text(canonical(row.get("problem"))), row["gpu_key"]
+_GPU_KEY = re.compile(rb'"gpu_key":"([^"\\]+)"')
+_PROBLEM = re.compile(rb'"problem":(\{[^{}]*\})')
+
+
+def _place(line: bytes) -> tuple[Problem, str]:
+    """Problem and device model of a row, as `exchange.write_export` spells it. To parse all of each line takes five
+    times as long, for some hundred of which a process needs a few; those are held to what is found here."""
+    key, problem = _GPU_KEY.search(line), _PROBLEM.search(line)
+    if key is None or problem is None:
+        raise InvalidInput(f"no measurement: {line[:40]!r}")
+    return problem_from_text(problem[1].decode("ascii", "replace")), key[1].decode("ascii", "replace")
+
+
+def _mentions(lines: Iterable[bytes], statuses: Iterable[str]) -> bool:
+    """Whether a line may have one of these statuses: which ones do shows when they are read."""
+    wanted = [f'"status":"{each}"'.encode() for each in statuses]
+    return any(each in line for line in lines for each in wanted)
 
 
 @functools.cache
