@@ -20,8 +20,9 @@ from environment import environment
 from model_check import RESULTS
 
 from flashtune.tuned_db.exchange import read_export
+from flashtune.tuned_db.ranked import ALIKE, Ranked
 from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.winners import ALIKE, Ranked, fastest, rank
+from flashtune.tuned_db.winners import fastest, rank
 
 TUNED = RESULTS / "tune_h200.jsonl.gz"
 """All rows of that run."""

@@ -24,7 +24,7 @@ from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Spec
 from flashtune.codegen.render import render_source
 from flashtune.errors import IllegalConfig, InvalidInput, StoreError, UnsupportedProblem
-from flashtune.tuned_db.exchange import parse_line, read_export, write_export
+from flashtune.tuned_db.exchange import SCHEMA, parse_line, read_export, write_export
 from flashtune.tuned_db.gate import measurement_from_json
 from flashtune.tuned_db.records import Measurement, canonical, to_json
 from flashtune.tuned_db.store import Store
@@ -134,7 +134,7 @@ def test_files_with_mutations_are_refused_by_line_or_taken_whole(tmp_path: Path,
             body = b"".join(each + b"\n" for each in lines)
             header = {
                 "digest": hashlib.sha256(body).hexdigest(), "gpu_keys": [GPU.key], "origin": "x",
-                "rows": len(lines), "schema": "flashtune-measurements/2",
+                "rows": len(lines), "schema": SCHEMA,
             }  # fmt: skip
             damaged = draw.random() < 0.4
             if damaged:

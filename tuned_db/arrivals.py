@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from sqlalchemy import Connection, insert, select
 
@@ -19,14 +19,13 @@ from .models import ArrivalRow
 from .records import new_id, now
 
 Kind = Literal["import", "merge", "pull", "push"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-SCHEMA = 3
+SINCE = 3
 """The schema version that the log came with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What one command added. ``id`` and ``created`` are given when it is logged."""
+    """What one command added. ``new``, ``author``, ``id`` and ``created`` are given when it is logged."""
 
     kind: Kind
     """What it was. A push is logged where it arrived."""
@@ -46,13 +45,24 @@ class Arrival:
 
 def log(connection: Connection, arrival: Arrival, new: int) -> None:
     """Adds a row, in the transaction that adds the measurements."""
-    own = {name: getattr(arrival, name) for name in ("kind", "source", "digest", "signer")}
-    connection.execute(insert(ArrivalRow).values(**own, id=new_id(), created=now(), author=settings.author(), new=new))
+    row = insert(ArrivalRow).values(
+        id=new_id(),
+        created=now(),
+        kind=arrival.kind,
+        source=arrival.source,
+        digest=arrival.digest,
+        signer=arrival.signer,
+        author=settings.author(),
+        new=new,
+    )
+    connection.execute(row)
 
 
-def logged(connection: Connection) -> list[Arrival]:
-    """All rows, oldest first, as they are stored, which is of any type in a file that was tampered with: whoever prints
-    them takes them for text of others."""
+def logged(connection: Connection, schema: int) -> list[Arrival]:
+    """All rows, oldest first, unchecked: in a file that was tampered with a value may have any type, so `plain` prints
+    them."""
+    if schema < SINCE:
+        return []
     names = ("id", "created", "kind", "source", "digest", "signer", "author", "new")
     rows: Iterable[Any] = connection.execute(select(*(getattr(ArrivalRow, name) for name in names)))
     found = (Arrival(**dict(zip(names, row, strict=True))) for row in rows)

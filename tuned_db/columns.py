@@ -68,7 +68,7 @@ def _check_measured(columns: Columns) -> None:
 
 
 def _distinct(texts: Sequence[Any]) -> Collection[Any]:
-    """Each once. Only what is no text at all can be equal to another value that `check` tells from it."""
+    """Each once. A set takes equal values for one though a check may not (1 and True): no texts, and all refused."""
     try:
         return set(texts)
     except TypeError:  # not hashable: no text, and about to be refused

@@ -13,10 +13,11 @@ from flashtune.errors import InvalidInput
 from .blocklist import barred
 from .exchange import read_export
 from .files import MAGIC
+from .ranked import Ranked
 from .records import Measurement, Variant
 from .rows import Unreadable, count_unreadable
 from .store import Store
-from .winners import Ranked, rank
+from .winners import rank
 
 
 @dataclass(frozen=True, slots=True)

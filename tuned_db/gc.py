@@ -2,9 +2,9 @@
 
 Most rows of a database are such times: one for each config that was tried. Once a session has had its final for a
 problem, no trust depends on them, and no winner (`winners.py`, rule 2): a variant counts at its best stage, and finals
-come first. Nor does a look-up of the problem, as long as one of the finals decides it. That may not be so, where all
-of them are barred or of a kernel whose source has changed since and other configs' has not; so each problem is looked
-up before, and its rows stay where a time from a search would be the answer.
+come first. Nor does a look-up of another problem or chip, which is lent what won a final. A look-up of the problem
+itself may, where all finalists are barred or of a kernel whose source has changed since and other configs' has not; so
+each problem is looked up before, and its rows stay where a time from a search would be the answer.
 
 What goes must be old enough, and a sample stays, by which the time model can be judged later. Finals stay, and
 failures: a config that was wrong must not be tried again as if it were new. So do the rows of problems that no session
@@ -43,6 +43,7 @@ SEARCHED = [each for each in STAGES if each != "final"]
 SAMPLE = 100
 """One in so many stays, of each search about one or two."""
 MOST_DAYS = 36500
+"""A hundred years: earlier dates may not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,12 @@ class Collected:
     """What was removed, or would be."""
 
     removed: int
+    """Measurements."""
     left: int
+    """Measurements that stay."""
     bytes_before: int
     bytes_after: int
-    """Size of the file, where there is one; as before for a dry run."""
+    """Size of the file, as before for a dry run; 0 on a server."""
     note: str = ""
     """Why the file did not shrink, and what becomes of it, if it did not."""
 
@@ -78,7 +81,7 @@ def collect(store: Store, *, days: int, dry_run: bool = False, timeout: float = 
         going, all_of_them = _going(connection, oldest_kept, decided), count(connection)
         bury(connection, going)
         _delete(connection, going)
-        if going and isinstance(store.place, File):
+        if going and isinstance(store.place, File):  # on a server they stay: to remove them takes another right
             _forget_variants(connection)
     note = _shrink(store, timeout) if going else ""
     return Collected(len(going), all_of_them - len(going), before, _bytes(store), note)
@@ -87,7 +90,8 @@ def collect(store: Store, *, days: int, dry_run: bool = False, timeout: float = 
 def _decided(view: Store, connection: Connection) -> set[tuple[int, int]]:
     """Ids of the problems and device models whose look-up is decided by a final, whatever else there is.
 
-    A few milliseconds each, so nobody is kept from writing meanwhile: these ids never change.
+    A few milliseconds each, so not in the transaction that removes: nobody is kept from writing meanwhile. A failure
+    that is stored in between may bar a finalist, as one that is stored a moment later would.
     """
     row = MeasurementRow
     query = (
@@ -141,7 +145,7 @@ def _delete(connection: Connection, ids: Sequence[str]) -> None:
 
 
 def _forget_variants(connection: Connection) -> None:
-    """Removes configs that no row is about any more: half of what is left of finished searches.
+    """Removes configs that no row is about any more: they would be half of the file.
 
     For each SQLite looks for rows that point at it, which takes an index that nothing else needs.
     """

@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from .ranked import Ranked
 from .records import Measurement, Variant
-from .winners import Ranked, rank
+from .winners import rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,11 +131,13 @@ _INTERVAL = ("paired_ratio", "ratio_low", "ratio_high")
 
 
 def check_ok(status: object, median_us: object, source_digest: object) -> None:
+    """An ``ok`` row has a time and a source; else :class:`InvalidInput`, as all of these raise."""
     if status == "ok" and (median_us is None or not source_digest):
         raise InvalidInput("a measurement with status ok needs median_us and source_digest")
 
 
 def check_interval(low: float | None, middle: float | None, high: float | None) -> None:
+    """Both ends and the ratio between them, or no ends."""
     if low is None and high is None:
         return
     if low is None or middle is None or high is None or not low <= middle <= high:
@@ -144,6 +146,7 @@ def check_interval(low: float | None, middle: float | None, high: float | None) 
 
 
 def check_card(contended: object, throttle: object) -> None:
+    """What was read of the card: contention, and reasons for a throttle."""
     if contended is not None and not isinstance(contended, bool):
         raise InvalidInput(f"contended={show(contended)} must be true or false")
     if throttle is not None:
@@ -200,6 +203,7 @@ _LIMITS: dict[str, _Limits] = {
     "seed": _Limits((int,), 0, 2**63 - 1),
 }
 NUMBERS = {cls: _numbers(cls) for cls in (Measurement, Prediction)}
+"""By class: what reads its numbers, and (name, types, low, high, optional) of each."""
 _FLOATS = tuple(name for name, types, *_ in NUMBERS[Measurement][1] if float in types)
 _get_floats, _FLOAT_LIMITS = _numbers(Measurement, _FLOATS)
 STATUS_WORDS = tuple(STATUSES)
@@ -218,6 +222,7 @@ def _texts(cls: type) -> tuple[tuple[str, ...], Callable[[Any], Any], tuple[str,
 
 
 TEXTS = {cls: _texts(cls) for cls in (Measurement, Prediction)}
+"""By class: names and getter of a row's own texts, then of those it shares with others."""
 _PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
     "id": (_ID, "a UUID in lower case"),
     "created": (_CREATED, "a UTC time such as 2026-11-29T17:40:12.123Z"),
@@ -243,6 +248,7 @@ def _check_text(record: Measurement | Prediction) -> None:
 
 
 def check_message(message: object) -> None:
+    """Text of at most `MESSAGE_LIMIT` characters."""
     if not isinstance(message, str) or len(message) > MESSAGE_LIMIT:
         raise InvalidInput(f"message must be text of at most {MESSAGE_LIMIT} characters, not {show(message)}")
 
@@ -272,6 +278,7 @@ def check_text(name: str, got: object) -> None:
 
 
 def check_words(name: str, got: str, allowed: tuple[str, ...]) -> None:
+    """One of the ``allowed`` words."""
     if got not in allowed:
         raise InvalidInput(f"{name}={show(got)} is not known. Known: {', '.join(allowed)}")
 

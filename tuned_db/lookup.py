@@ -39,9 +39,10 @@ from flashtune.settings import database_path
 
 from .distance import chip_distance
 from .neighbours import near_problems
+from .ranked import Ranked
 from .records import Choice, Level, Measurement, Prediction, Trust, Variant, capability
 from .sources import Source, bundled
-from .winners import Ranked, best_first, with_source
+from .winners import best_first, with_source
 
 __all__ = ["Choice", "find", "find_in", "source_digest"]
 
@@ -50,11 +51,11 @@ DOUBT = 0.02
 WORTH = 0.99
 """Most of the default's time that a neighbour's winner may be expected to take, doubt included."""
 CLOSE = 0.5
-"""Octaves within which a measured gain counts though the model sees none: its predictions of good configs differ by a
-per cent or less, and so near what was measured was right each time."""
-# With these and the limits of `neighbours.py`, of 112 problems tuned on an H200 and each served by the others, one
-# loses to the default, by 3 %, and all reach 0.979 of their own best; without doubt 4 lose, by up to 9 %, and it is
-# 0.976; the default alone has 0.952 (benchmarks/neighbours.py).
+"""Octaves within which a measured gain counts though the model predicts a loss: its predictions of good configs differ
+by less than it errs."""
+# With these and the limits of `neighbours.py` each of 112 problems tuned on an H200 was served by the others. The 105
+# whose time is known there reach 0.979 of their own best, and one loses to the default, by 3 %; without doubt 4 lose,
+# by up to 9 %, and it is 0.976. The default alone has 0.952, of all 112 (benchmarks/neighbours.py).
 LOCK_TIMEOUT = 2.0
 """Seconds that a call of ``attention()`` may wait for the user's database; without it the rest still answers."""
 
@@ -103,7 +104,7 @@ class _Search:
         self.gpu = gpu
         self.sources = sources
         self.barred = self._rejected(problem.spec)
-        self._passed_over = False
+        self._has_near = False
         """Whether there are near problems."""
         self._suspects = {each[:2] for each in self.barred}
 
@@ -127,11 +128,12 @@ class _Search:
         return self._choice("exact", *exact[0]) if exact else fallen_back
 
     def near(self, level: Level, gpu_key: str) -> Choice | None:
-        """Level 3, for a device model."""
+        """The best winner of a near problem on a device model, as ``level`` (3, or 4 for another chip); None where none
+        is worth it."""
         found: list[tuple[float, float, int, Source, Ranked, str, Config]] = []
         for distance, neighbour in near_problems(self.problem, gpu_key, self.sources):
-            self._passed_over = True
-            best_of = ((source, self._any(source, neighbour, gpu_key)) for source in self.sources)
+            self._has_near = True
+            best_of = ((source, self._lent(source, neighbour, gpu_key)) for source in self.sources)
             source, best = next(((source, best) for source, best in best_of if best), (None, None))
             if source is None or best is None:
                 continue
@@ -154,7 +156,7 @@ class _Search:
         chips = self._chips()
         for key in chips:
             for source in self.sources:
-                if best := self._any(source, self.problem, key):
+                if best := self._lent(source, self.problem, key):
                     return self._choice("borrowed", source, best)
         return next(filter(None, (self.near("borrowed", key) for key in chips)), None)
 
@@ -175,8 +177,8 @@ class _Search:
     def default(self) -> Choice:
         """Level 6."""
         evidence = (
-            "winners of near problems are not expected to be faster"
-            if self._passed_over
+            "no winner of a near problem can be used and is expected to be faster"
+            if self._has_near
             else f"nothing is measured or predicted for it on {self.gpu.name} or a chip of the same capability"
         )
         return Choice(config=self.fallback, level="default", evidence=evidence)
@@ -194,9 +196,15 @@ class _Search:
     def _rejected(self, spec: Spec) -> frozenset[Variant]:
         return frozenset().union(*(each.rejected(spec) for each in self.sources))
 
-    def _any(self, source: Source, problem: Problem, gpu_key: str) -> Ranked | None:
+    def _lent(self, source: Source, problem: Problem, gpu_key: str) -> Ranked | None:
+        """What another problem or chip lends. Where it had a final that alone says what won: the times by which its
+        finalists were found are no winners, though they may be all that is usable here."""
         current, older = self._best(source, problem, gpu_key)
-        return current or older
+        best = current or older
+        if best is None or best.measurement.stage == "final":
+            return best
+        finals = source.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage="final")
+        return None if finals else best
 
     def _fitted(self, config: Config) -> Config:
         """The winner of another problem, changed where the family knows that it must be."""

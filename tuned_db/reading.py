@@ -13,13 +13,13 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.value import plain
 
-from .arrivals import SCHEMA as LOG_SCHEMA
 from .arrivals import Arrival, logged
 from .blocklist import barred, blocklisted
 from .filters import keys, matching
 from .fingerprints import Fingerprints, count, fingerprints
 from .models import OriginRow
 from .place import Place
+from .ranked import Ranked
 from .records import Measurement, Prediction, Variant
 from .rows import (
     AnyRow,
@@ -35,13 +35,14 @@ from .rows import (
     select_problems,
 )
 from .tombstones import count_tombstones, tombstones
-from .winners import Ranked, best_first, with_source
+from .winners import best_first, with_source
 
 
 class Reader:
     """An open tuning database; `store.Store` opens it. Every call is a transaction, unless it is a :meth:`snapshot`."""
 
     label = "user"
+    """Origin of a choice from it; see `Choice.origin`."""
 
     def __init__(self, place: Place, snapshot: Connection | None = None) -> None:
         """The database at ``place``, whose schema and id are looked at; raises what `Place` raises.
@@ -105,10 +106,10 @@ class Reader:
         parts = in_parts(connection, select_measurements(self._schema), ids)
         return {str(row._mapping["id"]): row for rows in parts for row in rows}
 
-    def removed(self, ids: Sequence[str]) -> set[str]:
+    def removed(self, ids: Iterable[object]) -> set[str]:
         """Those of ``ids`` that were removed here and don't return."""
         with self._read() as connection:
-            return tombstones(connection, self._schema, ids)
+            return tombstones(connection, self._schema, [each for each in ids if isinstance(each, str)])
 
     def count_removed(self) -> int:
         """How many measurements were removed here."""
@@ -118,7 +119,7 @@ class Reader:
     def arrivals(self) -> list[Arrival]:
         """What came from elsewhere, oldest first; not checked. Empty for a schema that had no log yet."""
         with self._read() as connection:
-            return logged(connection) if self._schema >= LOG_SCHEMA else []
+            return logged(connection, self._schema)
 
     def count(self) -> int:
         """How many measurements there are, with those that this version can't read."""

@@ -121,8 +121,10 @@ def select_measurements(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]
     """All that a `Measurement` holds, to be narrowed by the caller; what ``schema`` has no column for is as unknown."""
     own: list[Any] = [getattr(MeasurementRow, name) for name in MEASURED]
     own += [getattr(MeasurementRow, name) if schema >= 2 else null().label(name) for name in SECOND]
-    environment: list[Any] = [getattr(EnvironmentRow, name) for name in ENVIRONMENT if name != "author"]
-    environment.append(EnvironmentRow.author if schema >= 3 else literal_column("''", String).label("author"))
+    unknown = literal_column("''", String).label("author")  # the third schema has it
+    environment: list[Any] = [
+        unknown if name == "author" and schema < 3 else getattr(EnvironmentRow, name) for name in ENVIRONMENT
+    ]
     return (
         select(*own, *environment, *_SHARED)
         .join(ProblemRow, ProblemRow.id == MeasurementRow.problem_id)

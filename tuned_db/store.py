@@ -29,10 +29,12 @@ LOCK_TIMEOUT = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How many measurements were new, and how many were passed over as they had been removed."""
+    """What came of measurements that were to be stored."""
 
     new: int
+    """How many were."""
     removed: int
+    """How many were passed over, as they had been removed here."""
 
 
 class Store(Reader):

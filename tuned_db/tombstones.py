@@ -10,13 +10,13 @@ from .models import TombstoneRow
 from .records import now
 from .rows import CHUNK, IDS_AT_ONCE
 
-SCHEMA = 3
+SINCE = 3
 """The schema version that they came with."""
 
 
 def tombstones(connection: Connection, schema: int, ids: Sequence[str]) -> set[str]:
     """Those of ``ids`` that were removed."""
-    if schema < SCHEMA:
+    if schema < SINCE:
         return set()
     found: set[str] = set()
     for start in range(0, len(ids), IDS_AT_ONCE):
@@ -27,14 +27,14 @@ def tombstones(connection: Connection, schema: int, ids: Sequence[str]) -> set[s
 
 def count_tombstones(connection: Connection, schema: int) -> int:
     """How many there are."""
-    if schema < SCHEMA:
+    if schema < SINCE:
         return 0
     return connection.execute(select(func.count()).select_from(TombstoneRow)).scalar_one()
 
 
 def bury(connection: Connection, ids: Sequence[str]) -> None:
     """Keeps ``ids`` out from now on. Some may be there already: of rows that somebody has put back by hand."""
-    when, buried = now(), tombstones(connection, SCHEMA, ids)
+    when, buried = now(), tombstones(connection, SINCE, ids)
     new = [each for each in ids if each not in buried]
     for start in range(0, len(new), CHUNK):
         connection.execute(insert(TombstoneRow), [{"id": each, "removed": when} for each in new[start : start + CHUNK]])

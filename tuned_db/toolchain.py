@@ -35,7 +35,7 @@ def compatible(rows: Sequence[Measurement], toolchain: str | None = None) -> Seq
     """Of ``rows`` of one variant those that were compiled by the version nearest to ``toolchain``; see above.
 
     None is the version here, which is asked for only where rows differ; where there is none, the newest counts, as it
-    does for :data:`NEWEST`. A stored version that is not known is the oldest of all.
+    does for :data:`NEWEST`. A stored version that is not known counts only where there is no other.
     """
     if len({each.nvrtc for each in rows}) < 2:
         return rows
@@ -47,5 +47,5 @@ def compatible(rows: Sequence[Measurement], toolchain: str | None = None) -> Seq
 
 
 def _parsed(version: str) -> tuple[int, ...]:
-    """``12.9`` as (12, 9), and ``13.0`` as ``13`` is; () for what is no version."""
-    return tuple(map(int, version.removesuffix(".0").split("."))) if _VERSION.fullmatch(version) else ()
+    """``12.9`` as (12, 9), and 13, 13.0 and 13.0.0 all as (13,); () for what is no version."""
+    return tuple(map(int, re.sub(r"(\.0+)+$", "", version).split("."))) if _VERSION.fullmatch(version) else ()

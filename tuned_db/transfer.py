@@ -67,7 +67,7 @@ class _Comparison:
     def _compare(self, ours: Store, theirs: Store, chunk: dict[str, str | None], missing: IO[bytes]) -> None:
         there = {each: digest for part in theirs.fingerprints(list(chunk)) for each, digest in part.items()}
         suspects = [each for each in chunk if each in there and (chunk[each] is None or chunk[each] != there[each])]
-        gone = theirs.removed(list(chunk)) - there.keys()  # put back by hand, it is there
+        gone = theirs.removed(chunk) - there.keys()  # put back by hand, it is there
         self.known += len(there) - len(suspects)
         self.removed += len(gone)
         wanted = ours.by_id([*suspects, *(each for each in chunk if each not in there and each not in gone)])

@@ -92,7 +92,7 @@ def _compared(store: Store, other: Store) -> tuple[list[Measurement], Added]:
     new, known, removed, refused = [], 0, 0, []
     for rows in other.rows():
         ids = [row._mapping["id"] for row in rows]
-        own, gone = store.rows_with_ids(ids), store.removed([each for each in ids if isinstance(each, str)])
+        own, gone = store.rows_with_ids(ids), store.removed(ids)
         for row in rows:
             there = own.get(row._mapping["id"])
             if there is not None and tuple(there) == tuple(row):

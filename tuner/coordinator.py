@@ -20,8 +20,8 @@ from flashtune.codegen.model import predict
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source, render_source
 from flashtune.errors import FlashtuneError
+from flashtune.tuned_db.ranked import ALIKE
 from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.winners import ALIKE
 
 from .budget import Meter
 from .build import Builder, Built, broken, interrupts_held, result

@@ -11,8 +11,9 @@ from flashtune.codegen.model import predict
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.roofline import limit
 from flashtune.tuned_db.lookup import source_digest
+from flashtune.tuned_db.ranked import Ranked
 from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.winners import Ranked, rank
+from flashtune.tuned_db.winners import rank
 
 from .report import Row
 from .target import Target

@@ -23,8 +23,8 @@ from .errors import FlashtuneError
 if TYPE_CHECKING:
     from .tuned_db.diff import Difference, Place, Side
     from .tuned_db.history import Session
+    from .tuned_db.ranked import Ranked
     from .tuned_db.records import Measurement
-    from .tuned_db.winners import Ranked
 
 SHOWN = 20
 """Rows of each kind that `diff` names, unless all are asked for."""

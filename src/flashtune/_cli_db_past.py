@@ -23,7 +23,7 @@ def collecting(command: Callable[..., None]) -> Callable[..., None]:
         default=30,
         show_default=True,
         metavar="DAYS",
-        help="Only rows of this age.",
+        help="Only rows that are at least so old.",
     )
     dry = click.option("--dry-run", is_flag=True, help="Change nothing, and say what would go.")
     return older(dry(command))
@@ -64,9 +64,8 @@ def gc(days: int, dry_run: bool, database: Path | None) -> None:
 def print_collected(removed: int, left: int, days: int, dry_run: bool) -> None:
     """What was removed, or would be."""
     if not removed:
-        click.echo(
-            f"Nothing to remove: none of {left} measurements is a time of a search that finished {days} days ago"
-        )
+        what = f"none is a time of a finished search, {days} days old, that can go"
+        click.echo(f"Nothing to remove: of {left} measurements {what}")
         return
     did = "Would remove" if dry_run else "Removed"
     click.echo(f"{did} {removed} of {removed + left} measurements: times of finished searches older than {days} days")

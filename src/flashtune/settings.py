@@ -19,6 +19,7 @@ from .errors import InvalidInput
 APPLICATION = "flashtune"
 DATABASE_NAME = "tuned.db"
 AUTHOR_LIMIT = 100
+"""Characters."""
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -49,8 +50,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="FLASHTUNE_AUTHOR",
         type="text",
-        meaning="A name that is stored with what is measured and imported here, so that a team knows whom to ask. It "
-        "travels with the rows. At most 100 printable characters.",
+        meaning="A name that is stored with what is measured here and travels with it, so that a team knows whom to "
+        "ask. The log of imports, merges, pulls and pushes has it too. At most 100 printable characters.",
         default="None: no name is stored.",
     ),
     Setting(
@@ -98,7 +99,8 @@ def team_database() -> str:
 
 
 def author() -> str:
-    """The name to store with measurements, empty if none was chosen."""
+    """The name to store with measurements, empty if none was chosen. `InvalidInput` for a long one, or one that can't
+    be printed."""
     given = os.environ.get("FLASHTUNE_AUTHOR", "").strip()
     if len(given) > AUTHOR_LIMIT or not given.isprintable():
         raise InvalidInput(f"FLASHTUNE_AUTHOR={given[:40]!r} must be at most {AUTHOR_LIMIT} printable characters")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.work import Work
 from flashtune.tuned_db import gate, lookup, records, sources
 from flashtune.tuned_db.exchange import write_export
+from flashtune.tuned_db.gc import in_sample
 from flashtune.tuned_db.records import Choice, Measurement, Prediction
 from flashtune.tuned_db.store import Store
 
@@ -309,3 +311,34 @@ def ship(shipped: Path) -> Callable[..., None]:
         sources.bundled.cache_clear()
 
     return ship
+
+
+def plain_id() -> str:
+    """One that is not in the sample."""
+    return next(name for name in iter(records.new_id, "") if not in_sample(name))
+
+
+@pytest.fixture
+def searched(measurement: Callable[..., Measurement], pair: type[PairConfig]) -> Callable[..., list[Measurement]]:
+    """A session: a time for each of some configs, and a final of the best and the default unless told otherwise."""
+
+    def make(session: str = "s", final: bool = True, **changes: Any) -> list[Measurement]:
+        configs = [pair(block=block, stages=stages) for block, stages in itertools.product((16, 32, 64), (1, 2))]
+        rows = [
+            measurement(id=plain_id(), session=session, config=config, stage="measure", **changes) for config in configs
+        ]
+        if final:
+            rows.append(measurement(id=plain_id(), session=session, config=configs[0], paired_ratio=0.8, **changes))
+            rows.append(measurement(id=plain_id(), session=session, config=configs[1], paired_ratio=1.0, **changes))
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def other(tmp_path: Path, searched: Callable[..., list[Measurement]]) -> tuple[Path, list[Measurement]]:
+    """Another database with a finished search."""
+    rows = searched()
+    with Store.open(tmp_path / "other.db") as made:
+        made.add(rows)
+    return tmp_path / "other.db", rows

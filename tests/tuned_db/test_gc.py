@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -23,10 +21,10 @@ from postgres_server import Cluster, on_both
 from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
-from flashtune.tuned_db import opening, transfer, union
+from flashtune.tuned_db import opening
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.gc import collect, in_sample
-from flashtune.tuned_db.lookup import find_in, source_digest
+from flashtune.tuned_db.lookup import find, find_in, source_digest
 from flashtune.tuned_db.records import STATUSES, Measurement, new_id
 from flashtune.tuned_db.store import Store, Stored
 from flashtune.tuned_db.tombstones import bury
@@ -36,28 +34,6 @@ from flashtune.tuned_db.winners import rank
 
 Make = Callable[..., Any]
 H200 = gpu_by_alias("h200")
-
-
-def plain_id() -> str:
-    """One that is not in the sample."""
-    return next(name for name in iter(new_id, "") if not in_sample(name))
-
-
-@pytest.fixture
-def searched(measurement: Make, pair: Make) -> Callable[..., list[Measurement]]:
-    """A session: a time for each of some configs, and a final of the best and the default unless told otherwise."""
-
-    def make(session: str = "s", final: bool = True, **changes: Any) -> list[Measurement]:
-        configs = [pair(block=block, stages=stages) for block, stages in itertools.product((16, 32, 64), (1, 2))]
-        rows = [
-            measurement(id=plain_id(), session=session, config=config, stage="measure", **changes) for config in configs
-        ]
-        if final:
-            rows.append(measurement(id=plain_id(), session=session, config=configs[0], paired_ratio=0.8, **changes))
-            rows.append(measurement(id=plain_id(), session=session, config=configs[1], paired_ratio=1.0, **changes))
-        return rows
-
-    return make
 
 
 def ids(rows: Sequence[Measurement]) -> set[str]:
@@ -82,6 +58,22 @@ def test_times_of_finished_searches_go_and_all_else_stays(
     assert store.winner(problem(), finished[0].gpu_key) == before is not None
     assert store.removed([each.id for each in finished]) == ids(finished[:6])
     assert (collect(store, days=0).removed, store.count()) == (0, found.left)
+
+
+def test_nor_does_a_look_up_of_a_near_problem_or_chip_go_by_them(
+    store: Store, path: Path, searched: Callable[..., list[Measurement]], problem: Make
+) -> None:
+    """What is lent won a final: times of others don't take its place where it can't be used."""
+    rows = searched(problem=problem(dtype="bfloat16"))
+    unusable = [
+        dataclasses.replace(each, id=new_id(), problem=problem(), status="wrong", median_us=None) for each in rows[6:]
+    ]
+    store.record_all([*rows, *unusable])
+    gpus = (H200, gpu_by_alias("h100"))
+    before = [find(problem(), gpu, store_path=path) for gpu in gpus]
+    assert {each.level for each in before} == {"default"}
+    assert collect(store, days=0).removed == 6
+    assert [find(problem(), gpu, store_path=path) for gpu in gpus] == before
 
 
 @on_both
@@ -110,7 +102,7 @@ def older_source(rows: list[Measurement]) -> list[Measurement]:
 
 def barred(rows: list[Measurement]) -> list[Measurement]:
     """The finalists turned out to be wrong."""
-    return [*rows, *(dataclasses.replace(each, id=plain_id(), status="wrong") for each in rows[6:])]
+    return [*rows, *(dataclasses.replace(each, id=new_id(), status="wrong") for each in rows[6:])]
 
 
 def slower(rows: list[Measurement]) -> list[Measurement]:
@@ -210,15 +202,6 @@ def test_a_sample_stays(store: Store, searched: Callable[..., list[Measurement]]
     store.record_all(rows)
     assert collect(store, days=0).removed == 5
     assert store.by_id([lucky])
-
-
-@pytest.fixture
-def other(tmp_path: Path, searched: Callable[..., list[Measurement]]) -> tuple[Path, list[Measurement]]:
-    """Another database with a finished search."""
-    rows = searched()
-    with Store.open(tmp_path / "other.db") as made:
-        made.add(rows)
-    return tmp_path / "other.db", rows
 
 
 @on_both
@@ -345,143 +328,3 @@ def test_choices_are_as_before_for_any_rows(
         assert after[: len(finals)] == finals
 
     law()
-
-
-class TestArrivals:
-    """The log of what came from elsewhere."""
-
-    def test_each_way_is_logged_where_it_arrives(
-        self, store: Store, tmp_path: Path, team_url: str, other: tuple[Path, list[Measurement]],
-        monkeypatch: pytest.MonkeyPatch, measurement: Make,
-    ) -> None:  # fmt: skip
-        monkeypatch.setenv("FLASHTUNE_AUTHOR", "Ada")
-        source, rows = other
-        team = Store.on_server(team_url)
-        with Store.open(source) as local:
-            digest = write_export(rows[:3], tmp_path / "some.jsonl", origin=local.origin)
-            add_file(store, tmp_path / "some.jsonl", check=lambda digest: "node 7")
-            add_file(store, tmp_path / "some.jsonl")
-            add_database(store, source)
-            add_database(store, source)
-            carry(local, team)
-            team.record(measurement(session="another"))
-            carry(team, store)
-            origin = local.origin
-        said = [(each.kind, each.source, each.digest, each.signer, each.new, each.author) for each in store.arrivals()]
-        assert said == [
-            ("import", origin, digest, "node 7", 3, "Ada"),
-            ("merge", origin, "", "", 5, "Ada"),
-            ("pull", team.origin, "", "", 1, "Ada"),
-        ], "what added nothing is not logged"
-        assert [(each.kind, each.source, each.new) for each in team.arrivals()] == [("push", origin, 8)]
-
-    def test_it_stays_where_it_is(self, store: Store, tmp_path: Path, other: tuple[Path, list[Measurement]]) -> None:
-        add_database(store, other[0])
-        with Store.open(tmp_path / "third.db") as third:
-            add_database(third, store.path)
-            assert [each.source for each in third.arrivals()] == [store.origin]
-            for each in (store, third):
-                write_export(each.measurements(), tmp_path / f"{each.path.stem}.jsonl", origin="x")
-        assert (tmp_path / "third.jsonl").read_bytes() == (tmp_path / "tuned.jsonl").read_bytes()
-
-    def test_a_refused_merge_is_not_logged(self, store: Store, other: tuple[Path, list[Measurement]]) -> None:
-        store.record(dataclasses.replace(other[1][0], median_us=1.0))
-        with pytest.raises(InvalidInput, match="with other values"):
-            add_database(store, other[0])
-        assert store.arrivals() == []
-
-    def test_the_command_shows_it_and_text_of_others_as_text(
-        self, store: Store, path: Path, other: tuple[Path, list[Measurement]]
-    ) -> None:
-        nothing = CliRunner().invoke(main, ["db", "log", "--db", str(path)])
-        assert nothing.output == "Nothing came from elsewhere\n"
-        add_database(store, other[0])
-        with closing(sqlite3.connect(path)) as plain, plain:
-            plain.execute("UPDATE arrival SET author = ?", ("\x1b[2Jroot",))
-        said = CliRunner().invoke(main, ["db", "log", "--db", str(path)])
-        assert said.exit_code == 0
-        assert "\x1b" not in said.output
-        assert "merge         8 new from " in said.output
-        assert said.output.endswith("by '\\x1b[2Jroot'\n")
-
-    @pytest.mark.parametrize(
-        "values", ["created = x'ff'", "id = x'ff'", "new = x'ff'", "new = char(27) || '[2J'", "kind = NULL || x'1b'"]
-    )
-    def test_one_that_was_tampered_with_is_listed(
-        self, store: Store, path: Path, other: tuple[Path, list[Measurement]], measurement: Make, values: str
-    ) -> None:
-        add_database(store, other[0])
-        with Store.open(other[0]) as adding:
-            adding.record(measurement(session="later"))
-        add_database(store, other[0])
-        with closing(sqlite3.connect(path)) as plain, plain:
-            plain.execute(f"UPDATE OR IGNORE arrival SET {values} WHERE id = (SELECT min(id) FROM arrival)")
-        for command in ("log", "info"):
-            said = CliRunner().invoke(main, ["db", command, "--db", str(path)], color=True)  # nothing is stripped
-            assert said.exit_code == 0, said.exception
-            assert "\x1b" not in said.output
-
-    @pytest.mark.parametrize("origin", ["\ud800", "a\0b", "\x1b[2J", "x" * 201, 7])
-    def test_an_export_of_no_printable_origin_is_refused(
-        self, store: Store, tmp_path: Path, measurement: Make, origin: Any
-    ) -> None:
-        """A surrogate is no text for SQLite, and NUL none for PostgreSQL."""
-        file = tmp_path / "rows.jsonl"
-        write_export([measurement()], file, origin="x")
-        first, rest = file.read_text("utf-8").split("\n", 1)
-        file.write_text(json.dumps(json.loads(first) | {"origin": origin}) + "\n" + rest, encoding="utf-8")
-        with pytest.raises(InvalidInput, match="line 1: origin="):
-            add_file(store, file)
-        assert store.count() == 0
-
-    @pytest.mark.parametrize("uuid", ["'a' || char(0)", "x'ff'", "char(27) || '[2J'"])
-    def test_a_database_of_no_printable_id_is_shared_all_the_same(
-        self, store: Store, tmp_path: Path, team_url: str, other: tuple[Path, list[Measurement]], uuid: str
-    ) -> None:
-        with closing(sqlite3.connect(other[0])) as plain, plain:
-            plain.execute(f"UPDATE origin SET uuid = {uuid}")
-        team = Store.on_server(team_url)
-        with Store.open(other[0]) as local:
-            assert local.origin.isprintable()
-            assert carry(local, team) == add_database(store, other[0]) == Added(new=8, known=0)
-            assert [each.source for each in (*team.arrivals(), *store.arrivals())] == [local.origin] * 2
-
-
-class TestAuthor:
-    """The name that travels with rows."""
-
-    def test_one_that_can_not_be_stored_is_said_before_any_work(
-        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: tuple[Path, list[Measurement]]
-    ) -> None:
-        def work(*arguments: object, **options: object) -> None:
-            raise AssertionError("in vain")
-
-        write_export(other[1], tmp_path / "rows.jsonl", origin="x")
-        monkeypatch.setenv("FLASHTUNE_AUTHOR", "x" * 101)
-        for module, name in ((union, "read_export"), (union, "_compared"), (transfer, "_Comparison")):
-            monkeypatch.setattr(module, name, work)
-        with Store.open(other[0]) as source:
-            for add in (
-                lambda: add_file(store, tmp_path / "rows.jsonl"),
-                lambda: add_database(store, source.path),
-                lambda: carry(source, store),
-            ):
-                with pytest.raises(InvalidInput, match="FLASHTUNE_AUTHOR"):
-                    add()
-
-    def test_it_is_stored_exported_and_merged(self, store: Store, tmp_path: Path, measurement: Make) -> None:
-        rows = [measurement(author="Ada, Ä. & 数"), measurement(), measurement(author="Bob")]
-        store.record_all(rows)
-        assert {each.author for each in store.measurements()} == {"Ada, Ä. & 数", "", "Bob"}
-        write_export(rows, tmp_path / "rows.jsonl", origin="x")
-        lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text("utf-8").splitlines()[1:]]
-        assert sorted(each.get("author", "-") for each in lines) == ["-", "Ada, Ä. & 数", "Bob"]
-        with Store.open(tmp_path / "other.db") as other:
-            add_file(other, tmp_path / "rows.jsonl")
-            assert add_database(other, store.path) == Added(new=0, known=3)
-            assert other.measurements() == store.measurements()
-
-    def test_one_that_is_no_name_is_refused(self, store: Store, measurement: Make) -> None:
-        for bad in ("x" * 201, "a\nb", 7):
-            with pytest.raises(InvalidInput, match="author"):
-                store.record(measurement(author=bad))

@@ -60,7 +60,7 @@ def test_a_neighbour_serves_only_where_the_model_sees_no_loss(
     predicted[pair(block=32, stages=3)] = seconds
     choice = look()
     assert choice.level == "default"
-    assert choice.evidence == "winners of near problems are not expected to be faster"
+    assert choice.evidence == "no winner of a near problem can be used and is expected to be faster"
 
 
 @pytest.mark.parametrize(("seqlen", "level"), [(1024, "neighbour"), (1280, "neighbour"), (1536, "default")])

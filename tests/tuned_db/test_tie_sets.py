@@ -12,6 +12,7 @@ import pytest
 
 from flashtune.tuned_db import winners
 from flashtune.tuned_db.exchange import read_export, write_bundled
+from flashtune.tuned_db.ranked import ALIKE
 from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.winners import fastest, rank
@@ -137,7 +138,7 @@ def test_who_left_a_final_is_not_tied_with_who_stayed(final: Make, ratio: float)
     ranked = rank(rows)
     assert blocks(ranked) == [32, 16, 64, 256]
     assert [each.tied for each in ranked] == [2, 2, 1, 1]
-    assert ranked[2].ratio == pytest.approx(0.800 * (1 + winners.ALIKE))
+    assert ranked[2].ratio == pytest.approx(0.800 * (1 + ALIKE))
 
 
 def test_who_left_one_final_may_win_another(final: Make) -> None:

@@ -61,8 +61,8 @@ def test_numbers_of_a_version_compare_as_numbers(tried: Make) -> None:
 
 
 def test_a_release_is_its_own_first_version(tried: Make) -> None:
-    rows = [tried(16, version, 0.9) for version in ("13", "13.0", "12.9")]
-    assert [each.nvrtc for each in compatible(rows, "13.0")] == ["13", "13.0"]
+    rows = [tried(16, version, 0.9) for version in ("13", "13.0", "13.0.0", "12.9")]
+    assert [each.nvrtc for each in compatible(rows, "13.0")] == ["13", "13.0", "13.0.0"]
 
 
 def test_trust_goes_by_the_rows_that_decide(tried: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +80,7 @@ def test_trust_goes_by_the_rows_that_decide(tried: Make, monkeypatch: pytest.Mon
 def test_a_version_that_is_not_known_counts_where_there_is_no_other(tried: Make) -> None:
     rows = [tried(16, "", 0.9), tried(16, "strange", 0.8)]
     assert compatible(rows, "13.0") == rows
+    assert [each.nvrtc for each in compatible([*rows, tried(16, "13.5", 0.9)], "13.0")] == ["13.5"]
 
 
 def test_what_a_new_compiler_made_slow_no_longer_wins(tried: Make) -> None:

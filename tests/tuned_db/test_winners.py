@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashtune.codegen.config import Config
-from flashtune.tuned_db import winners
+from flashtune.tuned_db import ranked
 from flashtune.tuned_db.limits import settled
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.winners import best_first, rank, with_source
@@ -181,6 +181,6 @@ def test_one_row_ranks_as_a_list_of_one(drawn: list[Measurement], data: st.DataO
         session, rounds = data.draw(st.sampled_from("ab")), data.draw(st.sampled_from((None, 3, 25)))
         rows.append(dataclasses.replace(each, session=session, rounds=rounds))
     rows = [each for each in rows if each.median_us is not None]
-    races = winners._races(rows)
+    races = ranked.races_of(rows)
     for each in rows:
-        assert winners._of_one(each, races) == winners._of_many([each], races, None)
+        assert ranked._of_one(each, races) == ranked._of_many([each], races, None)

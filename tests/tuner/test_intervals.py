@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tuner_fakes import FAMILY, GPU, FakeBench, landscape, problem, run
 
 from flashtune.codegen.config import Config
+from flashtune.tuned_db.ranked import ALIKE
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.winners import ALIKE
 from flashtune.tuner.intervals import FEWEST_ROUNDS, beaten, interval_place, paired
 from flashtune.tuner.target import FINALISTS
 

@@ -16,8 +16,8 @@ from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
 from flashtune.tuned_db.gc import collect
+from flashtune.tuned_db.ranked import ALIKE
 from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.winners import ALIKE
 from flashtune.tuner import post
 from flashtune.tuner.build import Built
 from flashtune.tuner.space import make_space
