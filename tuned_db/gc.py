@@ -176,4 +176,6 @@ def _shrink(store: Store, timeout: float) -> str:
             busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except StoreError as error:
         return f"{error}. What is stored later fills it"
+    except KeyboardInterrupt:  # what was removed is gone, and that has yet to be said
+        return "it was interrupted. What is stored later fills what is left"
     return f"{path} is being read by another process. It is made smaller when that has ended" if busy else ""

@@ -21,7 +21,7 @@ from postgres_server import Cluster, on_both
 from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
-from flashtune.tuned_db import opening
+from flashtune.tuned_db import gc, opening
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.gc import collect, in_sample
 from flashtune.tuned_db.lookup import find, find_in, source_digest
@@ -277,6 +277,19 @@ def test_a_file_that_is_in_use_is_collected_and_not_made_smaller(
     assert found.removed == 6
     assert "is being read by another process" in found.note
     assert store.count() == 2
+
+
+def test_ctrl_c_while_the_file_shrinks_says_what_was_removed(
+    store: Store, searched: Callable[..., list[Measurement]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> sqlite3.Connection:
+        raise KeyboardInterrupt
+
+    store.record_all(searched())
+    monkeypatch.setattr(gc, "connect", interrupted)
+    found = collect(store, days=0)
+    assert (found.removed, store.count()) == (6, 2)
+    assert "interrupted" in found.note
 
 
 def test_without_a_log_a_reader_is_waited_for_once(
