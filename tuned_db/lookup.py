@@ -54,8 +54,8 @@ CLOSE = 0.5
 """Octaves within which a measured gain counts though the model predicts a loss: its predictions of good configs differ
 by less than it errs."""
 # With these and the limits of `neighbours.py` each of 112 problems tuned on an H200 was served by the others. The 105
-# whose time is known there reach 0.979 of their own best, and one loses to the default, by 3 %; without doubt 4 lose,
-# by up to 9 %, and it is 0.976. The default alone has 0.952, of all 112 (benchmarks/neighbours.py).
+# whose time is known there reach 0.979 of their own best, and one loses to the default, by 3 %. The default alone has
+# 0.952, of all 112 (benchmarks/neighbours.py).
 LOCK_TIMEOUT = 2.0
 """Seconds that a call of ``attention()`` may wait for the user's database; without it the rest still answers."""
 

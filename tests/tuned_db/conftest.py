@@ -262,6 +262,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def url(team_url: str) -> str:
+    """`team_url`, where that is the name of a function, too."""
+    return team_url
+
+
+@pytest.fixture
 def store(path: Path, empty_database: bytes, request: pytest.FixtureRequest) -> Store:
     """Empty: in a file, or on a server where a test is marked ``on_both``."""
     if getattr(request, "param", "file") == "server":

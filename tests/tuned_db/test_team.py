@@ -38,11 +38,6 @@ Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
 
 
-@pytest.fixture
-def url(team_url: str) -> str:
-    return team_url
-
-
 def server(url: str) -> Server:
     return Server(team_url(url), readonly=False, timeout=5.0)
 

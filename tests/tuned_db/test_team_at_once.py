@@ -22,15 +22,6 @@ Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
 
 
-@pytest.fixture
-def url(team_url: str) -> str:
-    return team_url
-
-
-def server(url: str) -> Server:
-    return Server(team_url(url), readonly=False, timeout=5.0)
-
-
 def test_who_may_only_read_can_pull_and_not_push(cluster: Cluster, url: str, tmp_path: Path, measurement: Make) -> None:
     Store.on_server(url).record(measurement())
     if not cluster.execute("SELECT 1 FROM pg_roles WHERE rolname = 'reader'"):
@@ -49,7 +40,8 @@ def test_who_may_only_read_can_pull_and_not_push(cluster: Cluster, url: str, tmp
 
 
 def test_a_reader_can_not_write_even_by_mistake(url: str) -> None:
-    with pytest.raises(DatabaseNotWritable, match="read-only transaction"), server(url).reading() as connection:
+    server = Server(team_url(url), readonly=False, timeout=5.0)
+    with pytest.raises(DatabaseNotWritable, match="read-only transaction"), server.reading() as connection:
         connection.execute(text("DELETE FROM origin"))
 
 

@@ -15,7 +15,6 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
-from flashtune.tuned_db.gc import collect
 from flashtune.tuned_db.ranked import ALIKE
 from flashtune.tuned_db.store import Store
 from flashtune.tuner import post
@@ -399,15 +398,3 @@ def test_compiler_facts_are_stored_with_the_measurement(path: Path, monkeypatch:
     assert (row.power_w, row.temperature_c, row.throttle, row.contended) == (612.5, 61.0, "power_cap", False)
     assert (row.gpu_key, row.gpu_name, row.seed, row.author) == (GPU.key, GPU.name, 0, "Ada")
     assert row.samples == 20
-
-
-def test_after_gc_a_run_measures_anew_and_keeps_the_winner(path: Path) -> None:
-    (before,) = run(path, [PROBLEM], 20).rows
-    with Store.open(path) as store:
-        assert collect(store, days=0).removed >= 15
-    bench = FakeBench()
-    (after,) = run(path, [PROBLEM], 20, bench=bench).rows
-    assert after.config == before.config
-    assert len(bench.attempts) >= 15, "their times are not known any more"
-    with Store.open(path, readonly=True) as store:
-        assert len({each.session for each in store.measurements(stage="final")}) == 2

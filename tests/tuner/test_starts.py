@@ -14,6 +14,7 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
 from flashtune.errors import FlashtuneError, IllegalConfig, InvalidInput, InvalidType
+from flashtune.tuned_db.gc import collect
 from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.records import new_id
 from flashtune.tuned_db.store import Store
@@ -136,3 +137,15 @@ def test_an_unknown_sampler_is_refused_before_the_database_is_touched(path: Path
     with pytest.raises(InvalidInput, match="sampler 'best' is not known"):
         tune([PROBLEM], "h100", mode="predict", sampler="best", database=path)
     assert not path.exists()
+
+
+def test_after_gc_a_run_measures_anew_and_keeps_the_winner(path: Path) -> None:
+    (before,) = run(path, [PROBLEM], 20).rows
+    with Store.open(path) as store:
+        assert collect(store, days=0).removed >= 15
+    bench = FakeBench()
+    (after,) = run(path, [PROBLEM], 20, bench=bench).rows
+    assert after.config == before.config
+    assert len(bench.attempts) >= 15, "their times are not known any more"
+    with Store.open(path, readonly=True) as store:
+        assert len({each.session for each in store.measurements(stage="final")}) == 2
