@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -19,12 +20,12 @@ Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
 
 HOLDER = """
-import sqlite3, sys, time
+import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
 connection.execute("BEGIN IMMEDIATE")
 connection.execute("UPDATE measurement SET message = 'of the other process'")
 print("locked", flush=True)
-time.sleep(3)
+sys.stdin.readline()
 connection.execute("COMMIT")
 """
 
@@ -33,15 +34,19 @@ def test_a_writer_waits_for_another_process_that_holds_the_lock_for_three_second
     store: Store, path: Path, measurement: Make
 ) -> None:
     first, second = store.record(measurement()), measurement()
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     with holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
-        before = time.monotonic()
         assert [each.id for each in store.measurements()] == [first.id], "readers wait for nobody"
-        assert time.monotonic() - before < 2
+        release = threading.Timer(3, holder.communicate, ["\n"])
+        before = time.monotonic()
+        release.start()
         store.record(second)
-        assert time.monotonic() - before > 2
+        assert time.monotonic() - before >= 3
+        release.join()
     assert holder.returncode == 0
     found = {each.id: each for each in store.measurements()}
     assert set(found) == {first.id, second.id}

@@ -104,7 +104,7 @@ def test_a_slow_compile_holds_up_no_other_even_on_one_core(monkeypatch: pytest.M
         started = time.monotonic()
     finally:
         builder.close()
-    assert time.monotonic() - started < 2, "nor the end of a run"
+    assert time.monotonic() - started < 60, "nor the end of a run: it takes 600 s"
 
 
 def test_a_config_that_compiles_for_ever_leaves_the_device_to_the_others(tmp_path: Path) -> None:

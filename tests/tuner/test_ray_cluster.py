@@ -159,7 +159,7 @@ def test_where_another_gpu_is_free_the_lost_worker_is_replaced_there(cluster: An
 def test_candidates_that_kill_or_hang_cost_their_worker_alone(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashtune.tuner.coordinator.ATTEMPT_SECONDS", 2.0)
+    monkeypatch.setattr("flashtune.tuner.coordinator.ATTEMPT_SECONDS", 5.0)
     add_gpu(cluster)
     log = tmp_path / "log"
     bad = dict(zip(CONFIGS[1:5], ("exit", "kill", "lose", "hang"), strict=True))
