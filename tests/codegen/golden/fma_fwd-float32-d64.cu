@@ -286,6 +286,8 @@ static_assert(kQOffset % 16 == 0 && kKOffset % 16 == 0 && kVOffset % 16 == 0, "e
 constexpr bool kPackHeads = false;
 constexpr bool kSplitKeys = false;
 
+// ---- Parts ----
+
 
 // The query rows that go through tiles together. With kPackHeads the query heads that share keys stand side by side: row
 // r is query r / group of the group's head r % group.
@@ -340,8 +342,9 @@ struct TileCoordinates {
     }
   }
 };
+// The two matrix products of attention on CUDA cores, with the loads and the row reductions around them. Needs: the
+// parameters and mask of the family, types.cuh.
 
-// ---- Parts ----
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T at[kCount];
