@@ -1,4 +1,4 @@
-"""Makes ``vNNNN.db`` for the current schema version, with the fake kernel families of ``tests/tuned_db/conftest.py``.
+"""Makes ``vNNNN.db`` for the current schema version, with the fake kernel families of ``tests/tuned_db/fakes.py``.
 
 Refuses to replace a file: saved databases are what older code wrote.
 """
@@ -25,7 +25,7 @@ def main() -> None:
     path = HERE / f"v{SCHEMA_VERSION:04d}.db"
     if path.exists():
         raise SystemExit(f"{path} is there already")
-    where = importlib.util.spec_from_file_location("fakes", HERE.parent / "tuned_db" / "conftest.py")
+    where = importlib.util.spec_from_file_location("fakes", HERE.parent / "tuned_db" / "fakes.py")
     assert where is not None
     assert where.loader is not None
     fakes = importlib.util.module_from_spec(where)
