@@ -1,4 +1,4 @@
-"""Migrations make what the models say, in one transaction, and old databases open."""
+"""Migrations make what the models say, in one transaction."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import NullPool
 
-from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.tuned_db import upgrade as upgrade_module
 from flashtune.tuned_db.files import APPLICATION_ID, SCHEMA_VERSION
-from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.models import Base
 from flashtune.tuned_db.sqlite import connect
 from flashtune.tuned_db.store import Store
@@ -30,11 +28,6 @@ from flashtune.tuned_db.upgrade import MIGRATIONS, migrate, upgrade
 
 Make = Callable[..., Any]
 ASSETS = Path(__file__).parents[1] / "upgrade_assets"
-SECOND: dict[str, Any] = {
-    "paired_ratio": 0.8, "ratio_low": 0.79, "ratio_high": 0.815, "rounds": 25,
-    "power_w": 612.5, "temperature_c": 61.0, "throttle": "power_cap,hw_thermal", "contended": True,
-}  # fmt: skip
-"""What the second row of saved databases has since the second schema."""
 
 
 def test_migrations_make_exactly_the_models(store: Store, path: Path) -> None:
@@ -106,7 +99,7 @@ def test_an_upgrade_that_stops_anywhere_leaves_the_old_file(tmp_path: Path) -> N
 
 
 def test_an_upgrade_from_the_first_schema_is_all_or_nothing(tmp_path: Path) -> None:
-    """D76, from rows. What a process that is killed leaves is in test_copying.py and below."""
+    """D76, from rows. What a process that is killed leaves is in test_upgrade.py and below."""
     path = tmp_path / "tuned.db"
     shutil.copy(ASSETS / "v0001.db", path)
     total = statements(path)
@@ -234,39 +227,6 @@ def test_upgrading_twice_changes_nothing(store: Store, path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_every_saved_version_has_a_test() -> None:
-    saved = sorted(each.name for each in ASSETS.glob("*.db"))
-    assert saved == [f"v{number:04d}.db" for number in range(1, SCHEMA_VERSION + 1)]
-
-
-def test_a_second_version_database_opens(tmp_path: Path, measurement: Make, solo: Make) -> None:
-    path = tmp_path / "tuned.db"
-    shutil.copy(ASSETS / "v0002.db", path)
-    rows = Store.open(path, readonly=True).measurements()
-    assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
-    assert rows[1] == measurement(id=rows[1].id, config=solo(block=32), created=rows[1].created, **SECOND)
-    assert rows[0] == measurement(id=rows[0].id)
-    store = Store.open(path)
-    assert store.measurements() == rows
-
-
-def test_a_third_version_database_opens(tmp_path: Path, measurement: Make, solo: Make) -> None:
-    """With something in each table that this version added."""
-    path = tmp_path / "tuned.db"
-    shutil.copy(ASSETS / "v0003.db", path)
-    with Store.open(path) as store:
-        rows = store.measurements()
-        assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
-        hers = {"id": rows[1].id, "created": rows[1].created, "author": "Ada"}
-        assert rows[1] == measurement(config=solo(block=32), **hers, **SECOND)
-        assert [each.author for each in rows] == ["", "Ada", "", ""]
-        assert [(each.kind, each.source, each.new) for each in store.arrivals()] == [
-            ("merge", "01935f6e-0000-7000-8000-00000000cafe", 4)
-        ]
-        gone = "01935f6e-0000-7000-8000-00000000dead"
-        assert store.removed([gone]) == {gone}
-
-
 def test_what_the_third_schema_added_can_be_taken_away(tmp_path: Path, measurement: Make) -> None:
     path = tmp_path / "tuned.db"
     shutil.copy(ASSETS / "v0002.db", path)
@@ -294,39 +254,3 @@ def test_what_the_third_schema_added_can_be_taken_away(tmp_path: Path, measureme
     upgrade(path, 1.0)
     down()
     assert content() == before
-
-
-def test_the_first_schema_is_read_where_it_may_not_be_upgraded(tmp_path: Path, measurement: Make) -> None:
-    """A look-up of attention() opens databases like this; it must not lose what was tuned before an update."""
-    path = tmp_path / "tuned.db"
-    shutil.copy(ASSETS / "v0001.db", path)
-    before = path.read_bytes()
-    reader = Store.open(path, readonly=True)
-    rows = reader.measurements()
-    assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
-    assert rows[0] == measurement(id=rows[0].id)
-    assert rows[0].ratio == 0.8
-    winner = reader.winner(rows[0].problem, rows[0].gpu_key)
-    assert winner is not None
-    assert (winner.ratio, winner.low, winner.high) == (0.8, None, None)
-    assert find(rows[0].problem, gpu_by_alias("h200"), store_path=path).level == "exact"
-    assert path.read_bytes() == before
-    Store.open(path)
-    assert reader.measurements() == rows
-    assert Store.open(path).winner(rows[0].problem, rows[0].gpu_key) == winner
-
-
-def test_a_first_version_database_opens(tmp_path: Path, measurement: Make, prediction: Make, pair: Make) -> None:
-    path = tmp_path / "tuned.db"
-    shutil.copy(ASSETS / "v0001.db", path)
-    before = path.read_bytes()
-    reader = Store.open(path, readonly=True)
-    assert reader.origin == "01935f6e-0000-7000-8000-00000000f00d"
-    assert path.read_bytes() == before
-    store = Store.open(path)
-    assert [each.status for each in store.measurements()] == ["ok", "ok", "wrong", "failed"]
-    first = store.measurements()[0]
-    assert first == measurement(id=first.id)
-    assert store.predictions() == [prediction()]
-    new = store.record(measurement(created="2030-01-01T00:00:00Z"))
-    assert store.measurements()[-1] == new

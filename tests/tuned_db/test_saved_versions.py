@@ -1,0 +1,87 @@
+"""Databases that older versions wrote open, and hold what they held."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fakes import SECOND
+
+from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.tuned_db.files import SCHEMA_VERSION
+from flashtune.tuned_db.lookup import find
+from flashtune.tuned_db.store import Store
+
+Make = Callable[..., Any]
+ASSETS = Path(__file__).parents[1] / "upgrade_assets"
+
+
+def test_every_saved_version_has_a_test() -> None:
+    saved = sorted(each.name for each in ASSETS.glob("*.db"))
+    assert saved == [f"v{number:04d}.db" for number in range(1, SCHEMA_VERSION + 1)]
+
+
+def test_a_second_version_database_opens(tmp_path: Path, measurement: Make, solo: Make) -> None:
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0002.db", path)
+    rows = Store.open(path, readonly=True).measurements()
+    assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
+    assert rows[1] == measurement(id=rows[1].id, config=solo(block=32), created=rows[1].created, **SECOND)
+    assert rows[0] == measurement(id=rows[0].id)
+    store = Store.open(path)
+    assert store.measurements() == rows
+
+
+def test_a_third_version_database_opens(tmp_path: Path, measurement: Make, solo: Make) -> None:
+    """With something in each table that this version added."""
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0003.db", path)
+    with Store.open(path) as store:
+        rows = store.measurements()
+        assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
+        hers = {"id": rows[1].id, "created": rows[1].created, "author": "Ada"}
+        assert rows[1] == measurement(config=solo(block=32), **hers, **SECOND)
+        assert [each.author for each in rows] == ["", "Ada", "", ""]
+        assert [(each.kind, each.source, each.new) for each in store.arrivals()] == [
+            ("merge", "01935f6e-0000-7000-8000-00000000cafe", 4)
+        ]
+        gone = "01935f6e-0000-7000-8000-00000000dead"
+        assert store.removed([gone]) == {gone}
+
+
+def test_the_first_schema_is_read_where_it_may_not_be_upgraded(tmp_path: Path, measurement: Make) -> None:
+    """A look-up of attention() opens databases like this; it must not lose what was tuned before an update."""
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0001.db", path)
+    before = path.read_bytes()
+    reader = Store.open(path, readonly=True)
+    rows = reader.measurements()
+    assert [each.status for each in rows] == ["ok", "ok", "wrong", "failed"]
+    assert rows[0] == measurement(id=rows[0].id)
+    assert rows[0].ratio == 0.8
+    winner = reader.winner(rows[0].problem, rows[0].gpu_key)
+    assert winner is not None
+    assert (winner.ratio, winner.low, winner.high) == (0.8, None, None)
+    assert find(rows[0].problem, gpu_by_alias("h200"), store_path=path).level == "exact"
+    assert path.read_bytes() == before
+    Store.open(path)
+    assert reader.measurements() == rows
+    assert Store.open(path).winner(rows[0].problem, rows[0].gpu_key) == winner
+
+
+def test_a_first_version_database_opens(tmp_path: Path, measurement: Make, prediction: Make, pair: Make) -> None:
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0001.db", path)
+    before = path.read_bytes()
+    reader = Store.open(path, readonly=True)
+    assert reader.origin == "01935f6e-0000-7000-8000-00000000f00d"
+    assert path.read_bytes() == before
+    store = Store.open(path)
+    assert [each.status for each in store.measurements()] == ["ok", "ok", "wrong", "failed"]
+    first = store.measurements()[0]
+    assert first == measurement(id=first.id)
+    assert store.predictions() == [prediction()]
+    new = store.record(measurement(created="2030-01-01T00:00:00Z"))
+    assert store.measurements()[-1] == new
