@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -13,27 +12,19 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from generated import measurements
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from postgres_server import Cluster, on_both
 
 from flashtune.cli import main
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
-from flashtune.tuned_db import gc, opening
+from flashtune.errors import DatabaseNotWritable, InvalidInput
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.gc import collect, in_sample
-from flashtune.tuned_db.lookup import find, find_in, source_digest
 from flashtune.tuned_db.records import STATUSES, Measurement, new_id
 from flashtune.tuned_db.store import Store, Stored
 from flashtune.tuned_db.tombstones import bury
 from flashtune.tuned_db.transfer import carry
 from flashtune.tuned_db.union import Added, add_database, add_file
-from flashtune.tuned_db.winners import rank
 
 Make = Callable[..., Any]
-H200 = gpu_by_alias("h200")
 
 
 def ids(rows: Sequence[Measurement]) -> set[str]:
@@ -60,22 +51,6 @@ def test_times_of_finished_searches_go_and_all_else_stays(
     assert (collect(store, days=0).removed, store.count()) == (0, found.left)
 
 
-def test_nor_does_a_look_up_of_a_near_problem_or_chip_go_by_them(
-    store: Store, path: Path, searched: Callable[..., list[Measurement]], problem: Make
-) -> None:
-    """What is lent won a final: times of others don't take its place where it can't be used."""
-    rows = searched(problem=problem(dtype="bfloat16"))
-    unusable = [
-        dataclasses.replace(each, id=new_id(), problem=problem(), status="wrong", median_us=None) for each in rows[6:]
-    ]
-    store.record_all([*rows, *unusable])
-    gpus = (H200, gpu_by_alias("h100"))
-    before = [find(problem(), gpu, store_path=path) for gpu in gpus]
-    assert {each.level for each in before} == {"default"}
-    assert collect(store, days=0).removed == 6
-    assert [find(problem(), gpu, store_path=path) for gpu in gpus] == before
-
-
 @on_both
 def test_another_gpu_of_the_same_session_is_another_search(
     store: Store, searched: Callable[..., list[Measurement]]
@@ -93,42 +68,6 @@ def test_only_what_is_old_goes(store: Store, searched: Callable[..., list[Measur
     assert collect(store, days=11).removed == 0
     assert collect(store, days=9).removed == 6
     assert {each.session for each in store.measurements(stage="measure")} == {"1 days"}
-
-
-def older_source(rows: list[Measurement]) -> list[Measurement]:
-    """An update changed the source of the finalists, and of no other config."""
-    return [dataclasses.replace(each, source_digest="a" * 64) if each.stage == "final" else each for each in rows]
-
-
-def barred(rows: list[Measurement]) -> list[Measurement]:
-    """The finalists turned out to be wrong."""
-    return [*rows, *(dataclasses.replace(each, id=new_id(), status="wrong") for each in rows[6:])]
-
-
-def slower(rows: list[Measurement]) -> list[Measurement]:
-    """No finalist may win: the default was not among them."""
-    return [dataclasses.replace(each, paired_ratio=1.1) if each.stage == "final" else each for each in rows]
-
-
-@on_both
-@pytest.mark.parametrize("changed", [older_source, barred, slower])
-def test_times_that_a_look_up_goes_by_stay(
-    store: Store, searched: Callable[..., list[Measurement]], changed: Callable[..., list[Measurement]]
-) -> None:
-    rows = changed(searched())
-    store.record_all(rows)
-    before = find_in(rows[0].problem, H200, [store])
-    assert (before.level, before.measurement and before.measurement.stage) == ("exact", "measure")
-    assert collect(store, days=0, dry_run=True).removed == collect(store, days=0).removed == 0
-    assert find_in(rows[0].problem, H200, [store]) == before
-
-
-def test_times_of_an_older_source_go_with_its_finals(store: Store, searched: Callable[..., list[Measurement]]) -> None:
-    rows = searched(source_digest="a" * 64)
-    store.record_all(rows)
-    before = find_in(rows[0].problem, H200, [store])
-    assert (before.level, collect(store, days=0).removed) == ("older_source", 6)
-    assert find_in(rows[0].problem, H200, [store]) == before
 
 
 @pytest.mark.parametrize(
@@ -244,100 +183,3 @@ def test_a_server_and_a_file_collect_on_their_own(
         said = CliRunner().invoke(main, ["db", "team", "gc", "--older-than", "0", "--team", team_url])
         assert (said.exit_code, said.output.split(":")[0]) == (0, "Removed 6 of 8 measurements")
     assert team.count() == 2
-
-
-def test_a_file_shrinks_and_forgets_configs_that_no_row_is_about(
-    store: Store, path: Path, prediction: Make, searched: Callable[..., list[Measurement]], pair: Make
-) -> None:
-    guess = prediction(config=pair(block=64, stages=2))
-    store.record_prediction(guess)
-    for number in range(60):
-        store.record_all(searched(f"{number}", message="x" * 1000))
-    found = collect(store, days=0)
-    assert found.removed == 360
-    assert found.note == ""
-    assert found.bytes_after < found.bytes_before / 2
-    assert found.bytes_after == path.stat().st_size
-    with closing(sqlite3.connect(path)) as plain:
-        assert plain.execute("SELECT count(*) FROM variant").fetchone() == (3,)  # of finals, and what is predicted
-        assert plain.execute("SELECT count(*) FROM sqlite_master WHERE name LIKE 'gc%'").fetchone() == (0,)
-        assert plain.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    assert store.predictions() == [guess]
-
-
-def test_a_file_that_is_in_use_is_collected_and_not_made_smaller(
-    store: Store, path: Path, searched: Callable[..., list[Measurement]]
-) -> None:
-    store.record_all(searched())
-    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
-        reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM measurement").fetchone()
-        found = collect(store, days=0, timeout=0.1)
-        assert reader.execute("SELECT count(*) FROM measurement").fetchone() == (8,), "a reader sees one moment"
-    assert found.removed == 6
-    assert "is being read by another process" in found.note
-    assert store.count() == 2
-
-
-def test_ctrl_c_while_the_file_shrinks_says_what_was_removed(
-    store: Store, searched: Callable[..., list[Measurement]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> sqlite3.Connection:
-        raise KeyboardInterrupt
-
-    store.record_all(searched())
-    monkeypatch.setattr(gc, "connect", interrupted)
-    found = collect(store, days=0)
-    assert (found.removed, store.count()) == (6, 2)
-    assert "interrupted" in found.note
-
-
-def test_without_a_log_a_reader_is_waited_for_once(
-    path: Path, searched: Callable[..., list[Measurement]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a network mount: each page of more than the cache holds waited for the reader, as long as is allowed."""
-    monkeypatch.setattr(opening, "on_network", lambda path: True)
-    store = Store.open(path, timeout=0.2)
-    store.record_all(searched())
-    many = [row for number in range(500) for row in searched(f"{number}", message="x" * 1000)]
-    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
-        reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM measurement").fetchone()
-        began = time.monotonic()
-        for write in (lambda: store.add(many), lambda: collect(store, days=0)):
-            with pytest.raises(StoreError, match="locked by another process"):
-                write()
-        assert time.monotonic() - began < 10
-    assert store.count() == 8
-
-
-def test_choices_are_as_before_for_any_rows(
-    tmp_path_factory: pytest.TempPathFactory, empty_database: bytes, problem: Make
-) -> None:
-    """A variant that has finals counts by them alone, and each finished search has some."""
-
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(drawn=st.lists(measurements(), min_size=1, max_size=14, unique_by=lambda each: each.id), seed=st.randoms())
-    def law(drawn: list[Measurement], seed: Any) -> None:
-        asked = problem()
-        rows = [
-            dataclasses.replace(
-                each, problem=asked, gpu_key=H200.key, gpu_name=H200.name, nvrtc="13.0",
-                session=seed.choice("ab"), status=seed.choice(("ok", "ok", "ok", "wrong")),
-                source_digest=seed.choice(("a" * 64, source_digest(asked.spec, each.config))),
-                median_us=seed.choice((80.0, 90.0, 99.0)), baseline_us=100.0,
-            )
-            for each in drawn
-        ]  # fmt: skip
-        path = tmp_path_factory.mktemp("law") / "tuned.db"
-        path.write_bytes(empty_database)
-        with Store.open(path) as store:
-            store.add(rows)
-            before, chosen = rank(store.measurements()), find_in(asked, H200, [store])
-            collect(store, days=0)
-            after = rank(store.measurements())
-            assert find_in(asked, H200, [store]) == chosen
-        finals = [each for each in before if each.measurement.stage == "final"]
-        assert after[: len(finals)] == finals
-
-    law()

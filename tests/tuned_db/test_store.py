@@ -1,14 +1,10 @@
-"""A store keeps what it was given, for ever, whoever else writes."""
+"""A store keeps what it was given, for ever."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import sqlite3
-import subprocess
-import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -17,12 +13,11 @@ from typing import Any
 import pytest
 from postgres_server import on_both
 
-from flashtune.errors import DatabaseNotWritable, InvalidInput, StoreError
+from flashtune.errors import DatabaseNotWritable, InvalidInput
 from flashtune.tuned_db.records import STATUSES
 from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]
-Start = Callable[[str, Path], "subprocess.Popen[str]"]
 
 
 @on_both
@@ -221,139 +216,3 @@ def test_sqlite_is_run_as_it_should_be(store: Store, path: Path) -> None:
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2
     with closing(sqlite3.connect(path)) as plain:
         assert plain.execute("PRAGMA application_id").fetchone() == (0x464C5455,)
-
-
-TAMPERED = {
-    "code in a config": ("variant", "config", '{"block":"64\\n__device__ int x=1;","stages":2}'),
-    "template in a config": ("variant", "config", '{"block":"{{ 7*7 }}","stages":2}'),
-    "pickle in a config": ("variant", "config", b"\x80\x04\x95\x0c\x00\x00\x00."),
-    "half a config": ("variant", "config", '{"block":64,'),
-    "deep config": ("variant", "config", "[" * 100_000),
-    "unknown family": ("variant", "family", "from_the_future"),
-    "unknown problem": ("problem", "json", '{"dtype":"float4"}'),
-    "pickle in a problem": ("problem", "json", b"\x80\x04."),
-    "unknown stage": ("measurement", "stage", "burn-in"),
-    "text for a time": ("measurement", "median_us", "fast"),
-    "blob for a message": ("measurement", "message", b"\x80\x04."),
-    "short digest": ("variant", "source_digest", "abc"),
-}
-
-
-@pytest.mark.parametrize("how", TAMPERED)
-def test_a_row_that_cannot_be_read_is_passed_over_and_kept(
-    store: Store, path: Path, measurement: Make, pair: Make, problem: Make, how: str
-) -> None:
-    """D82, in a database."""
-    table, column, bad = TAMPERED[how]
-    good = measurement(config=pair(block=16, stages=1), problem=problem(batch=9), created="2026-11-30T00:00:00Z")
-    store.record(measurement())
-    with closing(sqlite3.connect(path)) as plain, plain:
-        plain.execute(f"UPDATE {table} SET {column} = ?", [bad])
-    store.record(good)
-    assert store.measurements() == [good]
-    assert store.winner(problem(), good.gpu_key) is None
-    with closing(sqlite3.connect(path)) as plain:
-        assert plain.execute("SELECT count(*) FROM measurement").fetchone() == (2,)
-
-
-def test_ok_without_a_time_cannot_even_be_written_by_hand(store: Store, path: Path, measurement: Make) -> None:
-    """D67, by other programs."""
-    store.record(measurement())
-    with closing(sqlite3.connect(path)) as plain:
-        for bad in ("NULL", "0", "-1"):
-            with pytest.raises(sqlite3.IntegrityError, match="ok_has_time"):
-                plain.execute(f"UPDATE measurement SET median_us = {bad}")
-
-
-def test_new_choices_and_dropped_ones_do_not_disturb(store: Store, measurement: Make, pair: Make, path: Path) -> None:
-    """D69, the rows. Whole runs are in tuner/test_next_version.py."""
-    store.record_all([measurement(config=pair(block=16, stages=1)), measurement(config=pair(block=32, stages=1))])
-    with closing(sqlite3.connect(path)) as plain, plain:
-        older = json.dumps({"block": 48, "stages": 1})  # a choice that this version dropped
-        plain.execute("UPDATE variant SET config = ? WHERE config LIKE '%16%'", [older])
-    store.record(measurement(config=pair(block=256, stages=1)))
-    assert {each.config.to_json()["block"] for each in store.measurements()} == {32, 256}
-
-
-def test_writers_wait_for_a_lock(store: Store, path: Path, measurement: Make) -> None:
-    """D71. Another process is in test_locks.py."""
-    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        release = threading.Timer(0.5, lambda: other.execute("COMMIT"))
-        release.start()
-        before = time.monotonic()
-        store.record(measurement())
-        assert time.monotonic() - before > 0.4
-        release.join()
-    assert len(store.measurements()) == 1
-
-
-def test_readers_do_not_wait_for_a_writer(store: Store, path: Path, measurement: Make) -> None:
-    store.record(measurement())
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        assert len(Store.open(path, readonly=True, timeout=0.0).measurements()) == 1
-
-
-def test_a_lock_that_is_never_released_is_named(path: Path, store: Store, measurement: Make) -> None:
-    impatient = Store.open(path, timeout=0.1)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match=r"tuned\.db has been locked by another process for 0\.1 s"):
-            impatient.record(measurement())
-    record = measurement()
-    impatient.record(record)
-    assert impatient.measurements() == [record]
-
-
-@on_both
-def test_threads_may_share_a_store(store: Store, measurement: Make) -> None:
-    records = [measurement(session=f"session {number}") for number in range(24)]
-    threads = [threading.Thread(target=store.record_all, args=(records[start::4],)) for start in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert {each.id for each in store.measurements()} == {each.id for each in records}
-
-
-def test_eight_processes_make_one_database_together(start: Start, tmp_path: Path) -> None:
-    """D70, the file. Whole runs are in tuner/test_many_at_once.py."""
-    code = """
-        import multiprocessing, os, pathlib
-        def work(path, number, barrier):
-            barrier.wait()
-            store = Store.open(path)
-            for _ in range(3):
-                store.record(fakes.make_measurement(session=f"worker {number}"))
-        context = multiprocessing.get_context("fork")
-        import flashtune.tuned_db.upgrade, alembic.command
-        for turn in range(2):
-            barrier = context.Barrier(8)
-            here = os.path.join(path, "deep", str(turn), "tuned.db")
-            workers = [context.Process(target=work, args=(here, number, barrier)) for number in range(8)]
-            [each.start() for each in workers]
-            [each.join() for each in workers]
-            found = Store.open(here).measurements()
-            print([each.exitcode for each in workers], len(found), len({each.session for each in found}))
-            print(os.listdir(os.path.dirname(here)))
-    """
-    output, _ = start(code, tmp_path).communicate(timeout=120)
-    assert output.splitlines() == [f"{[0] * 8} 24 8", "['tuned.db']"] * 2
-
-
-def test_what_was_recorded_survives_a_kill(start: Start, path: Path, measurement: Make) -> None:
-    code = """
-        store = Store.open(path)
-        while True:
-            print(store.record(fakes.make_measurement()).id, flush=True)
-    """
-    process = start(code, path)
-    assert process.stdout is not None
-    finished = [process.stdout.readline().strip() for _ in range(15)]
-    process.kill()
-    finished += process.stdout.read().split("\n")[:-1]
-    process.communicate()
-    store = Store.open(path)
-    assert set(finished) <= {each.id for each in store.measurements()}
-    store.record(measurement())
