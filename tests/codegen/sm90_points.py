@@ -1,4 +1,4 @@
-"""Configs and problems that tests of sm90_fwd's rules and of its compiled kernels start from."""
+"""Configs and problems that tests of sm90_fwd's rules, plans and compiled kernels start from."""
 
 from __future__ import annotations
 

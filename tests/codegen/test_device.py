@@ -1,33 +1,15 @@
+"""Which device model a card is, from what its driver reports."""
+
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from fake_runtime import H200
 
 from flashtune.codegen import device
 from flashtune.codegen.device import DeviceAttributes, gpu_from_attributes
 from flashtune.codegen.gpu_table import GPUS, ROWS, Row
-from flashtune.errors import InvalidInput, MissingDependency, NoGpu
-
-H200 = DeviceAttributes(
-    name="NVIDIA H200",
-    capability=(9, 0),
-    num_sms=132,
-    shared_memory_block=232448,
-    l2_bytes=62914560,
-    memory_bytes=150_110_011_392,
-    clock_khz=1_980_000,
-    memory_clock_khz=3_201_000,
-    memory_bus_bits=6144,
-)
 
 
 def attributes_of(row: Row, name: str) -> DeviceAttributes:
@@ -165,190 +147,6 @@ def test_names_of_unknown_cards_are_normalised(name: str, expected: str) -> None
 def test_memory_does_not_depend_on_what_the_driver_keeps_of_it(memory: float) -> None:
     card = gpu_from_attributes(dataclasses.replace(H200, name="NVIDIA Zeta 9", memory_bytes=int(memory * 2**30)))
     assert card.memory_gb == 80
-
-
-class FakeCudaError(RuntimeError):
-    pass
-
-
-def fake_runtime(cards: list[DeviceAttributes], *, driver: int = 13000, error: str = "") -> Any:
-    """Stands in for ``cupy.cuda.runtime`` with the attributes of ``cards``."""
-
-    def count() -> int:
-        if error:
-            raise FakeCudaError(error)
-        return len(cards)
-
-    def properties(index: int) -> dict[str, object]:
-        card = cards[index]
-        major, minor = card.capability
-        return {"name": card.name.encode(), "major": major, "minor": minor, "totalGlobalMem": card.memory_bytes}
-
-    fields = {
-        "MultiProcessorCount": "num_sms",
-        "MaxSharedMemoryPerBlockOptin": "shared_memory_block",
-        "L2CacheSize": "l2_bytes",
-        "ClockRate": "clock_khz",
-        "MemoryClockRate": "memory_clock_khz",
-        "GlobalMemoryBusWidth": "memory_bus_bits",
-    }
-    return SimpleNamespace(
-        CUDARuntimeError=FakeCudaError,
-        getDeviceCount=count,
-        getDeviceProperties=properties,
-        deviceGetAttribute=lambda field, index: getattr(cards[index], field),
-        deviceGetPCIBusId=lambda index: f"0000:{index:02X}:00.0",
-        driverGetVersion=lambda: driver,
-        runtimeGetVersion=lambda: 13020,
-        **{f"cudaDevAttr{name}": field for name, field in fields.items()},
-    )
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    device.gpu_of_device.cache_clear()
-    yield lambda runtime: monkeypatch.setattr(device, "_runtime", lambda: runtime)
-    device.gpu_of_device.cache_clear()
-
-
-def test_devices_are_recognised(use: Any) -> None:
-    use(fake_runtime([H200, dataclasses.replace(H200, name="NVIDIA Zeta 9")]))
-    assert [gpu.name for gpu in device.visible_gpus()] == ["h200", "zeta-9"]
-    assert device.gpu_of_device(0) is GPUS["h200"]
-    assert device.require_device() is GPUS["h200"]
-    assert device.device_attributes(0) == H200
-    assert device.missing_device() is None
-
-
-@pytest.mark.parametrize("index", [-1, 1, 99])
-def test_an_index_beyond_the_devices_is_refused(use: Any, index: int) -> None:
-    use(fake_runtime([H200]))
-    with pytest.raises(InvalidInput, match=f"device {index} does not exist. Devices: 0 to 0"):
-        device.gpu_of_device(index)
-
-
-def test_no_driver_is_said_in_one_sentence(use: Any) -> None:
-    use(fake_runtime([], driver=0, error="cudaErrorInsufficientDriver: CUDA driver version is insufficient"))
-    assert device.visible_gpus() == []
-    with pytest.raises(NoGpu) as caught:
-        device.require_device()
-    assert str(caught.value) == "No CUDA device can be used: no NVIDIA driver is installed"
-
-
-def test_a_driver_that_is_too_old_is_told_apart(use: Any) -> None:
-    use(fake_runtime([], driver=12040, error="cudaErrorInsufficientDriver: CUDA driver version is insufficient"))
-    with pytest.raises(NoGpu, match=r"supports CUDA 12\.4, and the CuPy installed needs CUDA 13\.2"):
-        device.require_device()
-
-
-def test_hidden_devices_are_told_apart(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    use(fake_runtime([], error="cudaErrorNoDevice: no CUDA-capable device is detected"))
-    with pytest.raises(NoGpu, match=r"cudaErrorNoDevice.*CUDA_VISIBLE_DEVICES='7'"):
-        device.require_device()
-
-
-def test_no_cupy_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "cupy"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    device.gpu_of_device.cache_clear()
-    assert device.visible_gpus() == []
-    with pytest.raises(MissingDependency, match=re.escape('pip install "flashtune[cuda13]"')):
-        device.require_device()
-
-
-def test_facts_of_the_card_without_nvml(use: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    version = tmp_path / "version"
-    version.write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (x)  Tue Sep 23 2025\n"
-        "GCC version:  gcc version 12.3.0\n",
-        encoding="utf-8",
-    )
-    monkeypatch.setattr(device, "_DRIVER_FILE", version)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(device, "_driver_uuid", lambda index: bytes(range(16)))
-    use(fake_runtime([H200, dataclasses.replace(H200, name="NVIDIA H200 MIG 1g.18gb")]))
-    facts = device.device_facts(0)
-    assert facts == device.DeviceFacts(
-        name="NVIDIA H200",
-        uuid="GPU-00010203-0405-0607-0809-0a0b0c0d0e0f",
-        pci_bus="0000:00:00.0",
-        driver="580.95.05",
-        cuda_driver="13.0",
-        cuda_runtime="13.2",
-        power_limit_w=0.0,
-    )
-    assert device.device_facts(1).uuid == "MIG-00010203-0405-0607-0809-0a0b0c0d0e0f"
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024", "535.183.01"),
-        ("something else", ""),
-    ],
-)
-def test_driver_version_is_read_where_nvml_is_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, version: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(device, "_DRIVER_FILE", tmp_path / "version")
-    assert device.driver_version() == ""
-    (tmp_path / "version").write_text(text, encoding="utf-8")
-    assert device.driver_version() == version
-
-
-class FakeNvmlError(Exception):
-    pass
-
-
-def fake_nvml(*, refuse: bool = False) -> Any:
-    def limit(handle: str) -> int:
-        if refuse:
-            raise FakeNvmlError
-        return 700_000
-
-    return SimpleNamespace(
-        NVMLError=FakeNvmlError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlSystemGetDriverVersion=lambda: "580.95.05",
-        nvmlDeviceGetHandleByUUID=lambda unit: unit,
-        nvmlDeviceGetEnforcedPowerLimit=limit,
-    )
-
-
-@pytest.mark.parametrize(("refuse", "watts"), [(False, 700.0), (True, 0.0)])
-def test_nvml_adds_the_power_limit_where_it_may(
-    use: Any, monkeypatch: pytest.MonkeyPatch, refuse: bool, watts: float
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(refuse=refuse))
-    monkeypatch.setattr(device, "_driver_uuid", lambda index: bytes(16))
-    use(fake_runtime([H200]))
-    facts = device.device_facts(0)
-    assert facts.power_limit_w == watts
-    assert facts.driver == "580.95.05"
-
-
-def test_this_machine_is_described_without_a_traceback() -> None:
-    """Runs on any machine: with a GPU it lists it, without one it prints an empty list."""
-    code = "from flashtune.codegen.device import visible_gpus; print(visible_gpus())"
-    environment = {**os.environ, "PYTHONPATH": str(Path(device.__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("[")
-
-
-@pytest.mark.gpu
-def test_facts_of_a_real_card() -> None:
-    gpu = device.require_device()
-    assert gpu in device.visible_gpus()
-    facts = device.device_facts(0)
-    assert re.fullmatch(r"(GPU|MIG)(-[0-9a-f]+){5}", facts.uuid)
-    assert re.fullmatch(r"\d+(\.\d+)+", facts.driver)
-    assert re.fullmatch(r"\d+\.\d+", facts.cuda_driver)
-    assert re.fullmatch(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d", facts.pci_bus)
 
 
 @pytest.mark.gpu
