@@ -91,16 +91,17 @@ def check_writable(path: Path) -> None:
             raise not_writable(path, f"{place} is read-only")
 
 
-def not_writable(path: Path, why: str) -> DatabaseNotWritable:
-    """The error for ``path``, which names a place that would do."""
+def not_writable(path: Path, why: str, remedy: str = "") -> DatabaseNotWritable:
+    """The error for ``path``, which names a place that would do, and before it a ``remedy`` for this one."""
+    advice = f"{remedy}, or pass" if remedy else "Pass"
     for folder in (_user_folder(), Path(tempfile.gettempdir())):
         existing = next(each for each in (folder, *folder.parents) if os.path.exists(each))
         if os.access(existing, os.W_OK) and folder != path.parent:
             place = folder / DATABASE_NAME
             return DatabaseNotWritable(
-                f"tuning database {path} can't be written: {why}. Pass another path, e.g. --db {place}"
+                f"tuning database {path} can't be written: {why}. {advice} another path, e.g. --db {place}"
             )
-    return DatabaseNotWritable(f"tuning database {path} can't be written: {why}. Pass a writable path with --db")
+    return DatabaseNotWritable(f"tuning database {path} can't be written: {why}. {advice} a writable path with --db")
 
 
 def _user_folder() -> Path:
@@ -200,5 +201,5 @@ def _translated(path: Path, error: sqlite3.Error, writing: bool, timeout: float)
         sqlite3.SQLITE_PERM,
     )
     if code in shared_memory or (writing and primary in refused):  # in WAL mode readers need a side file, too
-        return not_writable(path, str(error))
+        return not_writable(path, str(error), "Make room there" if primary == sqlite3.SQLITE_FULL else "")
     return StoreError(f"tuning database {path} can't be used: {error}")

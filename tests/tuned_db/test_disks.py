@@ -38,7 +38,9 @@ def test_a_full_disk_is_named_and_nothing_is_lost(
 
     with monkeypatch.context() as patch:
         patch.setattr(sqlite_module, "connect", limited)
-        with pytest.raises(DatabaseNotWritable, match=r"disk is full.* e\.g\. --db .*tuned\.db"):
+        with pytest.raises(
+            DatabaseNotWritable, match=r"disk is full\. Make room there, or pass another path, e\.g\. --db .*tuned\.db"
+        ):
             store.record_all([measurement(message="x" * 2000) for _ in range(50)])
         assert store.measurements() == [stored]
     store.record_all([measurement(message="x" * 2000) for _ in range(50)])
