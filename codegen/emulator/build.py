@@ -39,8 +39,8 @@ OPTIONAL = ("-march=native", "-ftrivial-auto-var-init=pattern", "-fstack-clash-p
 """Taken where the compiler knows them. The second fills variables that the kernel forgot to set, the third makes sure
 that a stack that is too small is noticed."""
 RUNTIME_FILES = (
-    "runtime.cpp", "hooks.h", "block.h", "wgmma.h", "warpgroup.h", "tma.h", "mbarrier.h", "operations.h", "schedule.h",
-    "memory.h", "order.h", "state.h", "fiber.h",
+    "runtime.cpp", "hooks.h", "block.h", "wgmma.h", "product.h", "warpgroup.h", "tma.h", "mbarrier.h", "matrices.h",
+    "operations.h", "schedule.h", "memory.h", "races.h", "order.h", "state.h", "fiber.h",
 )  # fmt: skip
 COMPILE_SECONDS = 300
 MAX_ERROR_LINES = 6

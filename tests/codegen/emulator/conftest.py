@@ -15,7 +15,7 @@ from flashtune.codegen.family import family
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
 
-sys.path.append(str(Path(__file__).parent))  # sm90_toys
+sys.path.append(str(Path(__file__).parent))  # what several test files start from: sm90_toys.py and others
 
 TOY = """
 //% include "lib/types.cuh"

@@ -1,4 +1,4 @@
-"""TMA and wgmma: what the emulator computes and what it reports, on the kernels of sm90_toys."""
+"""TMA and wgmma: what the emulator computes and what it reports, on the kernels of toys/."""
 
 from __future__ import annotations
 
@@ -12,26 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sm90_toys import (
-    ATTENTION,
-    ATTENTION_ERROR,
-    ATTENTIONS,
-    BOX,
-    BOXES,
-    GEMM,
-    GEMMS,
-    MISUSES,
-    RING,
-    RINGS,
-    Attention,
-    Box,
-    Gemm,
-    Misuse,
-    Ring,
-    gemm_inputs,
-    gemm_product,
-    run_toy,
-)
+from sm90_toys import run_toy
+from toy_attention import ATTENTION, ATTENTION_ERROR, ATTENTIONS, Attention
+from toy_box import BOX, BOXES, MISUSES, Box, Misuse
+from toy_gemm import GEMM, GEMMS, Gemm, gemm_inputs, gemm_product
+from toy_ring import RING, RINGS, Ring
 
 from flashtune.codegen.bits import to_memory
 from flashtune.codegen.emulator.faults import Fault

@@ -3,52 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sm90_toys import HEAD, one_step, run_toy
+from toy_small import run_small
 
 from flashtune.codegen.emulator.faults import Fault
-from flashtune.codegen.emulator.tensors import Mapped, output_tensor, plain_tensor
-from flashtune.codegen.tensor_map import TensorMap
 from flashtune.errors import CompileError, EmulationError
 
 pytestmark = pytest.mark.emulate
 
 Array = NDArray[Any]
 SEEDS = range(2)
-
-SMALL = (
-    HEAD
-    + """
-extern "C" __global__ void toy(const __grid_constant__ TensorMap map, float* out) {
-  extern __shared__ __align__(1024) unsigned char smem[];
-  const int thread = threadIdx.x;
-  float* floats = reinterpret_cast<float*>(smem + 1024);
-  const u32 bar = shared_address(smem), tile = bar + 1024;
-  if (thread == 0) {
-    mbarrier_init(bar, {{arrivals}});
-    mbarrier_init(bar + 8, {{arrivals}});
-    fence_mbarrier_init();
-  }
-  __syncthreads();
-  {{body}}
-}
-"""
-)
-
-
-def run_small(body: str, arrivals: int = 128, threads: int = 128, seed: int = 0) -> Array:
-    """``map`` is of 16 lines of 8 numbers 0, 1, 2, ... in float32, a box all of it; ``out`` has a number a thread."""
-    lines = plain_tensor("lines", np.arange(128, dtype=np.float32).reshape(16, 8), "float32")
-    out = output_tensor("out", "float32", (threads,))
-    described = TensorMap(0, "float32", (8, 16, 1, 1), (32, 512, 512), (8, 16, 1, 1))
-    names = {"element": "Half", **one_step(), "arrivals": arrivals, "body": body}
-    return run_toy(SMALL, names, [Mapped(lines, described), out], threads, 2048, seed=seed)["out"]
-
 
 NEXT = "(thread + 1) % 128"
 SMALL_GOOD = {
@@ -222,89 +190,6 @@ def test_a_wrong_use_of_barriers_is_reported(body: str, arrivals: int, pattern: 
         fault = caught.value.fault
         assert isinstance(fault, Fault), str(caught.value)
         assert re.search(pattern, fault.text), str(caught.value)
-
-
-@dataclass(frozen=True)
-class Readers:
-    """Lanes that read number 5, then a write. In ``late`` the read of thread ``by`` is where nothing orders it."""
-
-    good: str
-    late: str
-    by: int
-    arrivals: int = 1
-
-
-READ = "out[thread] = floats[5];"
-PRODUCT = (
-    "float d[4] = {}; const u32 a[4] = {}; wgmma_fence();"
-    "wgmma_registers<Element, false>(d, &a, matrix_descriptor(tile, 128, 128, MatrixSwizzle::kNone), false);"
-    "wgmma_commit(); wgmma_wait<0>();"
-)
-"""Reads 256 bytes of ``floats``."""
-FIVE_WRITES = "if (thread == 5) { mbarrier_wait(bar, 0); floats[5] += 1; }"
-OTHER_WARP_WRITES = "if (thread == 40) { mbarrier_wait(bar, 0); floats[5] = 1; }"
-THREE_READ = f"if (thread < 2) {READ} if (thread == 0 || thread == 2) out[thread + 1] = floats[6];"
-OTHER_WARP_LOADS = (
-    "if (thread == 40) { mbarrier_wait(bar, 0); mbarrier_arrive_expect_tx(bar + 8, 512); mbarrier_arrive(bar + 8);"
-    "mbarrier_arrive(bar + 8); tma_load_4d(tile, &map, bar + 8, 0, 0, 0, 0); mbarrier_wait(bar + 8, 0); }"
-)
-READERS = {
-    "the writer reads first": Readers(
-        f"if (thread == 0) {{ {READ} mbarrier_arrive(bar); }} {FIVE_WRITES}",
-        f"if (thread == 0) {{ mbarrier_arrive(bar); {READ} }} {FIVE_WRITES}",
-        by=0,
-    ),
-    "the writer knows the clocks of all other lanes": Readers(
-        f"if (thread < 32 && thread != 5) {{ if (thread == 0) {READ} mbarrier_arrive(bar); }} {FIVE_WRITES}",
-        f"if (thread < 32 && thread != 5) {{ mbarrier_arrive(bar); if (thread == 0) {READ} }} {FIVE_WRITES}",
-        by=0,
-        arrivals=31,
-    ),
-    "two lanes arrive": Readers(
-        f"if (thread < 2) {{ {READ} mbarrier_arrive(bar); }} {OTHER_WARP_WRITES}",
-        f"if (thread < 2) {{ {READ} if (thread == 0) mbarrier_arrive(bar); }}"
-        f"if (thread == 2) mbarrier_arrive(bar); {OTHER_WARP_WRITES}",
-        by=1,
-        arrivals=2,
-    ),
-    "all lanes arrive": Readers(
-        f"if (thread < 32) {{ {READ} mbarrier_arrive(bar); }} {OTHER_WARP_WRITES}",
-        f"if (thread < 32) {{ if (thread != 1) {READ} mbarrier_arrive(bar); if (thread == 1) {READ} }}"
-        f"{OTHER_WARP_WRITES}",
-        by=1,
-        arrivals=32,
-    ),
-    "one behind the other": Readers(
-        f"if (thread == 0) {{ {READ} mbarrier_arrive(bar + 8); }}"
-        f"if (thread == 5) {{ mbarrier_wait(bar + 8, 0); {READ} mbarrier_arrive(bar); }} {OTHER_WARP_WRITES}",
-        f"if (thread == 0) {{ {READ} mbarrier_arrive(bar); mbarrier_arrive(bar + 8); }}"
-        f"if (thread == 5) {{ mbarrier_wait(bar + 8, 0); {READ} }} {OTHER_WARP_WRITES}",
-        by=5,
-    ),
-    "a lane behind a product": Readers(
-        f"{PRODUCT} if (thread % 32 == 0) {{ {READ} mbarrier_arrive(bar); }} {OTHER_WARP_WRITES}",
-        f"{PRODUCT} if (thread % 32 == 0) {{ if (thread != 0) {READ} mbarrier_arrive(bar); if (thread == 0) {READ} }}"
-        f"{OTHER_WARP_WRITES}",
-        by=0,
-        arrivals=4,
-    ),
-    "a load over what different lanes have read": Readers(
-        f"{THREE_READ} if (thread < 3) mbarrier_arrive(bar); {OTHER_WARP_LOADS}",
-        f"{THREE_READ} if (thread < 4 && thread != 2) mbarrier_arrive(bar); {OTHER_WARP_LOADS}",
-        by=2,
-        arrivals=3,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", READERS.values(), ids=READERS)
-def test_a_writer_must_come_behind_each_lane_that_has_read_and_no_other(case: Readers) -> None:
-    begin = "floats[thread] = thread; fence_proxy_async(); __syncthreads();"
-    what = rf"(writes|starts a TMA load to) .* which thread {case.by} \(.*\) read at .*: no barrier orders the two"
-    for seed in range(6):
-        assert run_small(begin + case.good, case.arrivals, seed=seed)[0] == 5
-        with pytest.raises(EmulationError, match=what):
-            run_small(begin + case.late, case.arrivals, seed=seed)
 
 
 def test_registers_beyond_those_of_the_block_are_reported() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from sm90_toys import ATTENTION, ATTENTIONS, BOX, BOXES, GEMM, GEMMS, HEAD, RING, RINGS, device_source, one_step
+from sm90_toys import HEAD, device_source, one_step
+from toy_attention import ATTENTION, ATTENTIONS
+from toy_box import BOX, BOXES
+from toy_gemm import GEMM, GEMMS
+from toy_ring import RING, RINGS
 
 from flashtune.codegen.compile import compile_source
 
