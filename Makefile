@@ -5,8 +5,8 @@ EXTRA ?= cuda13
 GPU ?= h100
 ARGS ?=
 PYTEST_ARGS ?=
-# One worker per core; more than 8 gain nothing. No test takes minutes: one that hangs is to fail.
-PYTEST := $(BIN)/python -m pytest --timeout=300
+# One worker per core; more than 8 gain nothing. No test takes two minutes, on a busy machine ten: one that hangs fails.
+PYTEST := $(BIN)/python -m pytest --timeout=900
 WORKERS ?= -n auto --maxprocesses=8
 TEMPLATES = $(shell find templates -name '*.jinja' -o -name '*.cuh')
 

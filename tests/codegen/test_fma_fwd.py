@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from turns import checkered
 
 from flashtune.codegen.families.fma_fwd import FmaFwd, FmaFwdConfig
 from flashtune.codegen.family import register_cap
@@ -208,34 +209,36 @@ ARCHS = {
     "b200": "sm_100a",
     "rtx-5090": "sm_120",
 }
+WIDTHS = ((24, 0), (64, 0), (128, 0), (256, 0), (192, 128), (40, 136))
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("gpu", ARCHS)
-def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str) -> None:
+@pytest.mark.parametrize(("gpu", "widths"), checkered(ARCHS, WIDTHS))
+def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str, widths: tuple[int, int]) -> None:
     from flashtune.codegen.compile import compile_source
 
-    draw = random.Random(gpu)
+    draw = random.Random(f"{gpu} {widths}")
     device = gpu_by_alias(gpu)
     assert device.arch == ARCHS[gpu]
-    for head_dim, head_dim_v in ((24, 0), (64, 0), (128, 0), (256, 0), (192, 128), (40, 136)):
-        dtype = draw.choice(["float16", "bfloat16", "float32"])
-        spec = Spec(
-            dtype=dtype,
-            head_dim=head_dim,
-            head_dim_v=head_dim_v,
-            causal=draw.random() < 0.5,
-            alignment=draw.choice([16, 16, ITEM_BYTES[dtype]]),
-        )
-        legal, _ = FAMILY.enumerate(spec, device)
-        promised = [each for each in legal if FAMILY.resources(each, spec).spill_free]
-        exact = replace(spec, out_dtype="float64")
-        sample = [(spec, FAMILY.default(spec, device)), (exact, FAMILY.default(exact, device))]
-        sample += [(spec, each) for each in draw.sample(promised, 1)]
-        for asked, each in sample:
-            assert isinstance(each, FmaFwdConfig)
-            source = render_source(FAMILY.name, asked, each, FAMILY.names(each, asked))
-            built = compile_source(source, device.arch)
-            assert built.spill_bytes == 0, f"{asked} {each}: {built.spill_bytes} bytes"
-            assert built.registers <= register_cap(each.num_threads, each.blocks_per_sm), f"{asked} {each}"
-            assert built.static_shared_bytes == 0
+    dtype = draw.choice(["float16", "bfloat16", "float32"])
+    spec = Spec(
+        dtype=dtype,
+        head_dim=widths[0],
+        head_dim_v=widths[1],
+        causal=draw.random() < 0.5,
+        alignment=draw.choice([16, 16, ITEM_BYTES[dtype]]),
+    )
+    legal, _ = FAMILY.enumerate(spec, device)
+    promised = [each for each in legal if FAMILY.resources(each, spec).spill_free]
+    exact = replace(spec, out_dtype="float64")
+    for asked, each in (
+        (spec, FAMILY.default(spec, device)),
+        (exact, FAMILY.default(exact, device)),
+        (spec, draw.choice(promised)),
+    ):
+        assert isinstance(each, FmaFwdConfig)
+        source = render_source(FAMILY.name, asked, each, FAMILY.names(each, asked))
+        built = compile_source(source, device.arch)
+        assert built.spill_bytes == 0, f"{asked} {each}: {built.spill_bytes} bytes"
+        assert built.registers <= register_cap(each.num_threads, each.blocks_per_sm), f"{asked} {each}"
+        assert built.static_shared_bytes == 0

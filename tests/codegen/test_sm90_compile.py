@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from sm90_points import FAMILY, H200, SPEC, config, default, source
+from turns import by_turns
 
 from flashtune.codegen.compile import Compiled, compile_source
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
@@ -67,9 +68,9 @@ def keeps_its_promise(spec: Spec, chosen: Sm90FwdConfig) -> None:
     assert built.static_shared_bytes == 0
 
 
-@pytest.mark.parametrize(("spec", "chosen"), list(sample()), ids=name)
-def test_a_sample_compiles_as_promised(spec: Spec, chosen: Sm90FwdConfig) -> None:
-    keeps_its_promise(spec, chosen)
+@pytest.mark.parametrize("sampled", by_turns(sample(), 2, name=lambda each: "-".join(map(name, each))))
+def test_a_sample_compiles_as_promised(sampled: tuple[Spec, Sm90FwdConfig]) -> None:
+    keeps_its_promise(*sampled)
 
 
 @pytest.mark.parametrize("causal", [False, True])

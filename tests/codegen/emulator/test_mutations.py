@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 from mutation_setups import SETUPS
 from numpy.typing import NDArray
+from turns import by_turns
 
 from flashtune.codegen.emulator import emulate
 from flashtune.codegen.family import read_config
@@ -140,23 +140,19 @@ def outcome(name: str, templates: Mapping[str, str], seed: int) -> str:
     return "right" if verdict else str(verdict)
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("name", by_turns(SETUPS, 2))
 def test_without_a_fault_every_setup_is_right(name: str) -> None:
     for seed in SEEDS:
         assert outcome(name, {}, seed) == "right"
 
 
-def by_turns(found: Mapping[str, Mutation]) -> list[Any]:
-    """Each takes seconds of a core, so a bare `pytest` leaves out every second one that shows alike."""
-    seen: Counter[str] = Counter()
-    params = []
-    for name, mutation in found.items():
-        params.append(pytest.param(mutation, id=name, marks=[pytest.mark.slow] * (seen[mutation.shows] % 2)))
-        seen[mutation.shows] += 1
-    return params
+def by_fault(found: Mapping[str, Mutation]) -> list[Any]:
+    """Those that show alike take turns."""
+    titles = {mutation: title for title, mutation in found.items()}
+    return by_turns(titles, 4, alike=lambda mutation: mutation.shows, name=titles.__getitem__)
 
 
-@pytest.mark.parametrize("mutation", by_turns(CAUGHT))
+@pytest.mark.parametrize("mutation", by_fault(CAUGHT))
 def test_a_fault_in_a_template_is_caught(mutation: Mutation) -> None:
     templates = {mutation.file: mutation.text()}
     expected = "|".join(REPORTS[each] for each in mutation.shows.split(" or "))
@@ -168,7 +164,7 @@ def test_a_fault_in_a_template_is_caught(mutation: Mutation) -> None:
     assert re.search(expected, found), f"{mutation.fault}: {mutation.shows} was expected, found: {found}"
 
 
-@pytest.mark.parametrize("mutation", by_turns(NOT_CAUGHT))
+@pytest.mark.parametrize("mutation", by_fault(NOT_CAUGHT))
 def test_what_is_listed_as_not_caught_passes(mutation: Mutation) -> None:
     assert mutation.reason
     templates = {mutation.file: mutation.text()}
@@ -181,6 +177,6 @@ def test_what_is_listed_as_not_caught_passes(mutation: Mutation) -> None:
 def test_there_are_enough_faults() -> None:
     assert len(CAUGHT) >= LEAST_CAUGHT
     assert {mutation.shows for mutation in CAUGHT.values()} >= set(REPORTS)
-    always = [each.values[0] for each in by_turns(CAUGHT) if not each.marks]
+    always = [each.values[0] for each in by_fault(CAUGHT) if not each.marks]
     assert {word for mutation in always for word in mutation.shows.split(" or ")} == set(REPORTS)
     assert {mutation.on for mutation in (*CAUGHT.values(), *NOT_CAUGHT.values())} - {""} == set(SETUPS)

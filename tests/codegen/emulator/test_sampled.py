@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from turns import by_turns
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.emulator import emulate
@@ -115,16 +117,7 @@ def test_the_sample_has_every_choice(name: str) -> None:
     }
 
 
-def params() -> list[Any]:
-    """Those of sm90_fwd take seconds to build, so a bare `pytest` leaves out every second one."""
-    return [
-        pytest.param(sample, id=str(sample), marks=[pytest.mark.slow] * (name == "sm90_fwd" and sample.seed % 2))
-        for name, found in SAMPLES.items()
-        for sample in found
-    ]
-
-
-@pytest.mark.parametrize("sample", params())
+@pytest.mark.parametrize("sample", by_turns(itertools.chain(*SAMPLES.values()), 2))
 def test_a_sampled_config_agrees_with_float64(sample: Sample) -> None:
     problem = sample.problem
     draw = np.random.default_rng(sample.seed)
