@@ -6,12 +6,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 sys.path.extend(str(Path(__file__).parent / folder) for folder in ("", "tuned_db", "gpu"))  # for what tests share
 from postgres_server import Cluster
 from postgres_server import missing as no_server
+
+if TYPE_CHECKING:
+    from fake_tuner import Tuner
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
@@ -57,6 +61,21 @@ def empty_url(cluster: Cluster) -> str:
 def team_url(cluster: Cluster) -> str:
     """Address of a team's database without rows."""
     return cluster.create(template="made")
+
+
+@pytest.fixture
+def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuner:
+    """In place of the real one, beside a database and a cache of the test's own."""
+    from fake_tuner import Tuner
+
+    from flashtune.tuner import session
+
+    monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
+    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("FLASHTUNE_CAPTURE", raising=False)
+    made = Tuner()
+    monkeypatch.setattr(session, "tune", made)
+    return made
 
 
 def no_compiler() -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_calls import refused
 
 from flashtune import attention
 from flashtune.codegen.config import Config
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
-from flashtune.errors import CompileError, FlashtuneError, IllegalConfig, InvalidInput, InvalidType, UnsupportedProblem
+from flashtune.errors import CompileError, IllegalConfig, InvalidInput, InvalidType, UnsupportedProblem
 
 GOOD: dict[str, Any] = {
     "block_m": 64,
@@ -23,23 +23,6 @@ GOOD: dict[str, Any] = {
     "q_in_registers": False,
     "blocks_per_sm": 1,
 }
-
-
-def refused(
-    fakes: Any, error: type[Exception], words: list[str], q: Any, k: Any, v: Any, **options: Any
-) -> FlashtuneError | Exception:
-    """The error of a call, which must say ``words`` and leave no trace, however often it is made."""
-    before = fakes.allocations
-    for _ in range(2):
-        with pytest.raises(error) as caught:
-            attention(q, k, v, **options)
-        for word in words:
-            assert word in str(caught.value), f"{word!r} is not in {caught.value}"
-    assert fakes.layer.launches == fakes.layer.loads == []
-    assert fakes.allocations == before
-    assert not fakes.kind.memo
-    return caught.value
-
 
 Shape = tuple[int, ...]
 SHAPES: list[tuple[str, Shape, Shape, Shape, type[Exception], list[str]]] = [
@@ -173,78 +156,6 @@ def test_a_config_of_no_family(fakes: Any) -> None:
     refused(fakes, InvalidInput, ["'foreign'", "sm80_fwd"], q, q, q, config=Foreign())
     refused(fakes, InvalidInput, ["''", "sm80_fwd"], q, q, q, config=Config())
     refused(fakes, InvalidType, ["Disguised", "Sm80FwdConfig"], q, q, q, config=Disguised())
-
-
-Out = Callable[[Any, Any], Any]
-OUTS: dict[str, tuple[Out, type[Exception], list[str]]] = {
-    "shape": (lambda f, q: f.random(1, 4, 2, 24), InvalidInput, ["(1, 4, 2, 24)", "(1, 4, 2, 16)"]),
-    "width": (lambda f, q: f.random(1, 4, 2, 8), InvalidInput, ["(1, 4, 2, 8)", "that of q: (1, 4, 2, 16)"]),
-    "dtype": (lambda f, q: f.random(1, 4, 2, 16, dtype=np.float32), InvalidType, ["float32", "float16"]),
-    "device": (lambda f, q: f.array(np.ones((1, 4, 2, 16), np.float16), 1), InvalidInput, ["cuda:1", "cuda:0"]),
-    "last stride": (
-        lambda f, q: f.array(np.ones((1, 4, 2, 32), np.float16)[..., ::2]),
-        InvalidInput,
-        ["strides", "last must be 1"],
-    ),
-    "stride 0": (
-        lambda f, q: f.array(np.broadcast_to(np.ones((1, 4, 1, 16), np.float16), (1, 4, 2, 16))),
-        InvalidInput,
-        ["16, 0, 1)", "overlaps itself"],
-    ),
-    "windows": (
-        lambda f, q: f.array(
-            np.lib.stride_tricks.as_strided(np.ones(64, np.float16), (1, 4, 2, 16), (0, 16, 4, 2), writeable=True)
-        ),
-        InvalidInput,
-        ["overlaps itself"],
-    ),
-    "address": (lambda f, q: f.array(f.memory((1, 4, 2, 16), np.float16, 1)), InvalidInput, ["out is at address"]),
-}
-
-
-@pytest.mark.parametrize("case", OUTS)
-def test_out(fakes: Any, case: str) -> None:
-    make, error, words = OUTS[case]
-    q = fakes.random(1, 4, 2, 16)
-    refused(fakes, error, ["out", *words], q, q, q, out=make(fakes, q))
-
-
-@pytest.mark.parametrize(("layout", "width"), [("bshd", 8), ("bhsd", 24)])
-def test_out_has_the_columns_of_v(fakes: Any, layout: str, width: int) -> None:
-    q, v = fakes.random(1, 4, 4, 16), fakes.random(1, 4, 4, width)
-    words = ["out has shape (1, 4, 4, 16)", f"that of q with the head_dim of v: (1, 4, 4, {width})"]
-    refused(fakes, InvalidInput, words, q, q, v, out=fakes.random(1, 4, 4, 16), layout=layout)
-
-
-def test_out_that_overlaps_narrow_values(fakes: Any) -> None:
-    """8 columns of v, 8 of the output: the same memory, or the columns between."""
-    q, buffer = fakes.random(1, 4, 2, 16), np.ones((1, 4, 2, 16), np.float16)
-    v, free = fakes.array(buffer[..., :8]), fakes.random(1, 4, 2, 8)
-    attention(q, q, v, out=free)
-    for columns in (slice(0, 8), slice(8, 16)):
-        with pytest.raises(InvalidInput, match=r"out .* overlaps v .* memory of its own"):
-            attention(q, q, v, out=fakes.array(buffer[..., columns]))
-    assert len(fakes.layer.launches) == 1
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-@pytest.mark.parametrize("shift", [-1, 0, 1])
-def test_out_that_overlaps_an_input(fakes: Any, name: str, shift: int) -> None:
-    q, other = fakes.random(1, 4, 2, 16), fakes.random(1, 4, 2, 16)
-    buffer = np.ones((1, 8, 2, 16), np.float16)
-    inputs = {"q": q, "k": other, "v": other, name: fakes.array(buffer[:, 2:6])}
-    out = fakes.array(buffer[:, 2 + shift : 6 + shift])
-    with pytest.raises(InvalidInput, match=f"out .* overlaps {name} .* memory of its own"):
-        attention(*inputs.values(), out=out)
-    assert fakes.layer.launches == []
-
-
-def test_out_beside_an_input_is_fine(fakes: Any) -> None:
-    buffer = np.ones((1, 12, 2, 16), np.float16)
-    q = fakes.array(buffer[:, 4:8])
-    for rows in (slice(0, 4), slice(8, 12)):
-        attention(q, q, q, out=fakes.array(buffer[:, rows]))
-    assert len(fakes.layer.launches) == 2
 
 
 def test_a_kernel_that_can_not_be_built(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:

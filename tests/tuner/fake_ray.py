@@ -9,6 +9,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from types import SimpleNamespace
 from typing import Any
 
+THREE = [("10.0.0.1", 1, "H100"), ("10.0.0.2", 1, "H100"), ("10.0.0.3", 1, "H100")]
+"""Nodes with one GPU each."""
+
 
 class ActorDiedError(Exception):
     pass

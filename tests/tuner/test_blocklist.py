@@ -24,11 +24,6 @@ CULPRIT = make_space(PROBLEM, GPU, FAMILY).configs[1]
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "tuned.db"
-
-
 def dying(*culprits: Config) -> FakeBench:
     def outcome(config: Config, number: int) -> Outcome | None:
         if config in culprits:

@@ -14,7 +14,7 @@ from flashtune.codegen.config import Config
 from flashtune.tuned_db.ranked import ALIKE
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
-from flashtune.tuner.intervals import FEWEST_ROUNDS, beaten, interval_place, paired
+from flashtune.tuner.intervals import FEWEST_ROUNDS, beaten, interval_place, paired, paired_ratio, ratios_to
 from flashtune.tuner.target import FINALISTS
 
 PROBLEM = problem()
@@ -76,6 +76,12 @@ def test_one_outlier_in_nine_rounds_moves_no_end() -> None:
     calm = paired([0.90 + number / 1000 for number in range(9)], other)
     burst = paired([*(0.90 + number / 1000 for number in range(8)), 5.0], other)
     assert (burst.low, burst.high) == (calm.low, calm.high)
+
+
+def test_paired_ratios_cancel_drift() -> None:
+    drift = [1.0, 1.3, 0.9, 2.0, 1.1]
+    assert paired_ratio([0.8 * each for each in drift], drift) == pytest.approx(0.8)
+    assert ratios_to({"a": [0.8 * each for each in drift], "default": drift}, "default")["default"] == 1
 
 
 def final_rows(path: Path) -> dict[Config, Measurement]:

@@ -26,11 +26,6 @@ Version = Callable[[], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "tuned.db"
-
-
-@pytest.fixture
 def older() -> Iterator[Version]:
     """A context in which this is the version before: it knows `OLD_CHOICES` of block_m and no others."""
 

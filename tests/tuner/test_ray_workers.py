@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster, where ray is a fake: placing, deaths, lost nodes, refusals. No ray is needed."""
+"""Workers on a Ray cluster, where ray is a fake: placing, deaths, lost nodes, what travels. No ray is needed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_ray import FakeRay
+from fake_ray import THREE, FakeRay
 from tuner_fakes import FAMILY, FakeBench, FakeBuilder, only_sm80, problem
 
 from flashtune.codegen.compile import Compiled
 from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem
-from flashtune.errors import InvalidInput, NoGpu
 from flashtune.tuned_db.store import Store
 from flashtune.tuner import coordinator, ray_actor, ray_cluster, ray_crew, ray_workers, session
 from flashtune.tuner.budget import Budget
@@ -29,18 +28,13 @@ from flashtune.tuner.ray_workers import ended, launched
 from flashtune.tuner.report import Report
 from flashtune.tuner.space import make_space
 from flashtune.tuner.trial import DeviceLostError, Outcome
-from flashtune.tuner.worker import Attempt, Final, Lost, Prepare, Prepared, Ready
+from flashtune.tuner.worker import Attempt, Final, Prepare, Prepared, Ready
+
+pytestmark = pytest.mark.usefixtures("quick_ray")
 
 PROBLEM = problem()
 GPU = gpu_by_alias("h100")
 CONFIGS = make_space(PROBLEM, GPU, FAMILY).configs
-THREE = [("10.0.0.1", 1, "H100"), ("10.0.0.2", 1, "H100"), ("10.0.0.3", 1, "H100")]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_workers, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(ray_actor, "serve_only", lambda cubins: None)  # the actors are threads of this process
 
 
 class Place:
@@ -195,49 +189,6 @@ def test_an_actor_whose_method_fails_is_replaced(tmp_path: Path, monkeypatch: py
     assert len(ray.asked) == 2
 
 
-# Refused before anything is measured
-
-
-def start(ray: FakeRay, place: Any = RayUnit) -> None:
-    crew = Crew(ray, GPU, 2, unit=place)
-    try:
-        crew.start()
-    finally:
-        crew.close()
-        assert not [each for node in ray.all for each in node.actors]
-
-
-def test_a_gpu_that_is_another_than_the_one_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashtune.codegen import device
-
-    monkeypatch.setattr(device, "gpu_of_device", lambda index: gpu_by_alias("h100-pcie"))
-    with pytest.raises(NoGpu, match=r"can't measure for h100-sxm: its GPU is h100-pcie .* Ray calls both H100$"):
-        start(FakeRay(THREE))
-
-
-def test_another_flashtune_on_a_node_is_refused() -> None:
-    opened = Host(FakeBench(), "0.0.0").open()
-    assert isinstance(opened.said, Lost)
-    assert "0.0.0 here" in opened.said.message
-
-
-def test_a_node_without_flashtune_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Host, *arguments: Any) -> None:
-        raise ModuleNotFoundError("No module named 'flashtune'")
-
-    monkeypatch.setattr(Host, "__init__", broken)
-    with pytest.raises(NoGpu, match=r"ended: No module named 'flashtune'\. Each node needs .*pip install"):
-        start(FakeRay(THREE))
-
-
-def test_a_cluster_that_places_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_crew, "START_SECONDS", 0.1)
-    ray = FakeRay(THREE)
-    monkeypatch.setattr(ray, "place", lambda: None)
-    with pytest.raises(NoGpu, match=r"no place for a worker .*`ray status`"):
-        start(ray)
-
-
 # What travels
 
 
@@ -315,16 +266,4 @@ def test_tune_measures_on_the_cluster_and_leaves_it(tmp_path: Path, monkeypatch:
     assert set(sent) == {each.source_digest for each in rows}
     ray.connected = True  # by the program that calls
     session.tune([PROBLEM], "h100", budget="2", database=path, ray="auto", families=["sm80_fwd"])
-    assert ray.calls == ["auto", "shutdown"]
-
-
-def test_a_cluster_without_the_gpu_leaves_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = FakeRay([("10.0.0.2", 8, "A100")])
-    monkeypatch.setattr(ray_crew, "import_ray", lambda: ray)
-    with pytest.raises(NoGpu, match=r"offers no h100-sxm: it has no H100\. Its GPUs, by node: 8 A100"):
-        session.tune([PROBLEM], "h100", database=tmp_path / "db", ray="auto")
-    with pytest.raises(InvalidInput, match="name the GPU model"):
-        session.tune([PROBLEM], database=tmp_path / "db", ray="auto")
-    assert not (tmp_path / "db").exists()
-    assert ray_cluster.free_gpus(ray, session.gpu_by_alias("a100"), 9) == 8
     assert ray.calls == ["auto", "shutdown"]

@@ -28,11 +28,6 @@ DEFAULT = FAMILY.default(PROBLEM.spec, GPU)
 PICKED = [config for config in SPACE.configs if config != DEFAULT][10:20]
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "tuned.db"
-
-
 def tuned(path: Path, winners: Mapping[Problem, Config], gpu_key: str = GPU.key) -> None:
     """Makes each config the winner of its problem on the GPU with ``gpu_key``."""
     source = path.with_suffix(".rows.db")

@@ -1,50 +1,34 @@
-"""`flashtune db verify` on fake devices: what is drawn, what is stored, and what the verdicts say."""
+"""What `flashtune db verify` does, on fake devices: what is drawn, what is stored, and what the verdicts say."""
 
 from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, LocalWorker, landscape, problem, run
+from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, problem, run, slower
 
-from flashtune.cli import main
-from flashtune.codegen import device
 from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.problem import Problem
-from flashtune.errors import InvalidInput, NoGpu, StoreError
+from flashtune.errors import InvalidInput
 from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.records import Measurement, new_id
 from flashtune.tuned_db.store import Store
 from flashtune.tuner import post
-from flashtune.tuner import session as session_module
-from flashtune.tuner import verify as module
 from flashtune.tuner.readings import Readings
 from flashtune.tuner.trial import DeviceLostError, Outcome
-from flashtune.tuner.verify import Verification, verify, verify_claims, winners
+from flashtune.tuner.verify import Verification, verify_claims, winners
 
-PROBLEMS = [problem(512), problem(1024), problem(2048)]
 DEFAULT = FAMILY.default(PROBLEMS[0].spec, GPU)
 
 
-@pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A database with a winner for each problem, all measured on one card."""
-    path = tmp_path_factory.mktemp("tuned") / "tuned.db"
-    run(path, PROBLEMS, 60)
-    return path.read_bytes()
-
-
 @pytest.fixture
-def path(tuned: bytes, tmp_path: Path) -> Path:
-    made = tmp_path / "tuned.db"
-    made.write_bytes(tuned)
-    return made
+def path(tuned: Path) -> Path:
+    """Where there are winners already."""
+    return tuned
 
 
 def verified(path: Path, *benches: FakeBench, sample: int = 20, seed: int = 0, wanted: Problem | None = None) -> Any:
@@ -61,10 +45,6 @@ def rows_of(path: Path, session: str) -> list[Measurement]:
 
 def words(found: Verification) -> list[str]:
     return [each.word for each in found.rows]
-
-
-def slower(winner: Config, factor: float) -> Callable[[Config], float]:
-    return lambda config: landscape(config) * (factor if config == winner else 1)
 
 
 def test_the_winners_are_checked_and_meet_the_default_in_a_final(path: Path) -> None:
@@ -254,123 +234,3 @@ def test_only_claims_that_can_be_verified_are_drawn(path: Path) -> None:
     ):
         with pytest.raises(InvalidInput, match="nothing to verify"):
             winners(database(name, *made), GPU, 20, 0)
-
-
-# The command
-
-
-class Unit:
-    """In place of a `CudaUnit`: worker processes are not started in these tests."""
-
-    bench: FakeBench
-
-    def __init__(self, index: int, gpu: object, uuid: str) -> None:
-        self.index, self.uuid, self.name = index, uuid, f"cuda:{index}"
-
-    def open(self) -> FakeBench:
-        return self.bench
-
-    def sources(self, problem: Problem) -> list[Any]:
-        return []
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> type[Unit]:
-    """The GPU is here, and its bench is ``Unit.bench``."""
-    monkeypatch.setattr(module, "require_device", lambda: GPU)
-    monkeypatch.setattr(session_module, "visible_gpus", lambda: [GPU])
-    monkeypatch.setattr(session_module, "unit_uuid", lambda index: "GPU-other")
-    monkeypatch.setattr(session_module, "CudaUnit", Unit)
-    monkeypatch.setattr(module, "ProcessBuilder", lambda arch, workers: FakeBuilder())
-    hired = module.verify_claims
-    monkeypatch.setattr(module, "verify_claims", lambda *given: hired(*given, hire=LocalWorker))
-    monkeypatch.setattr(Unit, "bench", FakeBench(unit="GPU-other"), raising=False)
-    return Unit
-
-
-def call(*arguments: str, code: int = 0) -> Result:
-    done = CliRunner().invoke(main, ["db", "verify", *arguments])
-    assert done.exit_code == code, done.output
-    assert "Traceback" not in done.output
-    return done
-
-
-def test_the_command_prints_claim_result_and_verdict(here: type[Unit], path: Path) -> None:
-    done = call("--db", str(path), "--sample", "2")
-    assert done.stdout.count("candidate -> verified") == 2
-    assert "2 reproduced, 0 not reproduced, 0 could not be run, of 2" in done.stdout
-    assert "choosing winners" in done.stderr
-    assert "2 of 2: " in done.stderr
-    again = call("--db", str(path), "--gpu", "a100", "--sample", "2")
-    assert "candidate" not in again.stdout
-
-
-def test_it_fails_where_a_claim_is_not_reproduced(here: type[Unit], path: Path) -> None:
-    winner = find(PROBLEMS[0], GPU, store_path=path).config
-    here.bench = FakeBench(slower(winner, 1.2), unit="GPU-other")
-    flags = ["--dtype", "float16", "--batch", "2", "--seqlen", "512", "--heads", "8", "--head-dim", "64"]
-    done = call("--db", str(path), *flags, code=1)
-    assert "0 reproduced, 1 not reproduced" in done.stdout
-    assert "candidate -> disputed" in done.stdout
-
-
-def test_ctrl_c_prints_what_is_known_and_ends_as_shells_have_it(here: type[Unit], path: Path) -> None:
-    def outcome(config: Config, number: int) -> Outcome | None:
-        if number == 3:
-            signal.raise_signal(signal.SIGINT)
-        return None
-
-    here.bench = FakeBench(unit="GPU-other", outcome=outcome)
-    assert "Interrupted: all results up to here are stored." in call("--db", str(path), code=130).stdout
-
-
-def test_a_card_on_which_the_default_fails_too_disproves_nothing(here: type[Unit], path: Path) -> None:
-    def outcome(config: Config, number: int) -> Outcome | None:
-        raise DeviceLostError("the card fell off the bus")
-
-    here.bench = FakeBench(unit="GPU-other", outcome=outcome)
-    said = call("--db", str(path), code=1).stdout
-    assert "0 reproduced, 0 not reproduced, 3 could not be run" in said
-    assert "the default: illegal_access" in said
-    assert "the card fell off the bus" in said
-
-
-def test_it_fails_where_nothing_could_be_run(here: type[Unit], path: Path) -> None:
-    here.bench = FakeBench(outcome=lambda config, number: Outcome(status="out_of_memory"))
-    assert "3 could not be run" in call("--db", str(path), code=1).stdout
-
-
-def test_a_session_of_the_same_day_and_card_says_what_to_do(here: type[Unit], path: Path) -> None:
-    here.bench = FakeBench()
-    assert "another day or another card can confirm it" in call("--db", str(path)).stdout
-
-
-@pytest.mark.parametrize("named", [[], ["--gpu", "a100"]], ids=["the first", "named"])
-def test_without_the_gpu_there_is_one_error_and_nothing_changes(
-    path: Path, named: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for each in (device, session_module):
-        monkeypatch.setattr(each, "visible_gpus", list)
-    before = path.read_bytes()
-    done = call("--db", str(path), *named, code=1)
-    assert done.output.startswith("Error: ")
-    assert done.output.count("\n") == 1
-    assert "CUDA" in done.output
-    assert path.read_bytes() == before
-
-
-def test_bad_input_is_refused_before_anything_is_changed(here: type[Unit], path: Path, tmp_path: Path) -> None:
-    before = path.read_bytes()
-    for name, got in (("sample", 0), ("sample", True), ("sample", 2.0), ("seed", -1)):
-        given: dict[str, Any] = {name: got}
-        with pytest.raises(InvalidInput, match=f"{name}="):
-            verify(GPU, database=path, **given)
-    with pytest.raises(NoGpu, match="h100"):
-        verify("h100", database=path)
-    with pytest.raises(InvalidInput, match="nothing to verify for float16 d64 b2 s4096 h8"):
-        verify(GPU, database=path, problem=problem(4096))
-    assert path.read_bytes() == before
-    with pytest.raises(StoreError, match="there is no tuning database"):
-        verify(GPU, database=tmp_path / "none.db")
-    assert not (tmp_path / "none.db").exists()
-    assert "usage" in call("--db", str(path), "--sample", "0", code=2).output.lower()

@@ -45,6 +45,10 @@ def problem(seqlen: int = 1024, *, causal: bool = False, head_dim: int = 64) -> 
     )
 
 
+PROBLEMS = [problem(512), problem(1024), problem(2048)]
+"""Those that the fixture `tuned` has winners for."""
+
+
 def only_sm80(_: Problem) -> Sequence[Family]:
     return [FAMILY]
 
@@ -57,6 +61,11 @@ def landscape(config: Config) -> float:
     miss = (int(values["block_m"]) - 128) ** 2 / 128**2 + (int(values["block_n"]) - 80) ** 2 / 80**2
     miss += 0.2 * abs(int(values["num_stages"]) - 2) + (0.0 if values["q_in_registers"] else 0.15)
     return 1e-3 * (1 + miss) * (1 + zlib.crc32(config.key.encode()) % 100 / 2500)
+
+
+def slower(winner: Config, factor: float) -> Callable[[Config], float]:
+    """The landscape where ``winner`` takes ``factor`` as long."""
+    return lambda config: landscape(config) * (factor if config == winner else 1)
 
 
 class FakeBuilder:
@@ -214,3 +223,9 @@ def run(
             chosen=strategy(sampler),
             first=first,
         )
+
+
+def stored(path: Path, **wanted: str) -> list[Config]:
+    """Configs of the rows of `problem()`."""
+    with Store.open(path, readonly=True) as store:
+        return [each.config for each in store.measurements(problem=problem(), **wanted)]

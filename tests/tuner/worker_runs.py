@@ -1,0 +1,54 @@
+"""Runs on worker processes whose device is a fake one: what they store, and that no process is left behind."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from fake_worker import FakeUnit, Line
+from tuner_fakes import GPU, FakeBuilder, only_sm80
+
+from flashtune.codegen.config import Config
+from flashtune.codegen.problem import Problem
+from flashtune.tuned_db.records import Measurement
+from flashtune.tuned_db.store import Store
+from flashtune.tuner.budget import Budget, parse_budget
+from flashtune.tuner.measured import measure_problems
+from flashtune.tuner.records import SETTLED
+from flashtune.tuner.report import Report
+
+
+def tune(path: Path, problems: Sequence[Problem], units: Sequence[FakeUnit], budget: Budget | str) -> Report:
+    with Store.open(path) as store:
+        return measure_problems(
+            problems, GPU, store, units, FakeBuilder(), parse_budget(budget), 0, only_sm80, lambda progress: None
+        )
+
+
+def stored(path: Path, **wanted: str) -> list[Measurement]:
+    with Store.open(path, readonly=True) as store:
+        return store.measurements(**wanted)
+
+
+def settled(path: Path) -> Counter[tuple[Problem, Config]]:
+    """How many rows there are that say what came of a config."""
+    return Counter(
+        (each.problem, each.config) for each in stored(path) if each.stage != "final" and each.status in SETTLED
+    )
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def assert_all_gone(lines: Sequence[Line]) -> None:
+    deadline = time.monotonic() + 60
+    pids = {each.pid for each in lines}
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in pids if alive(pid)]
