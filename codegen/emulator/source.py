@@ -70,9 +70,14 @@ def host_source(family: Family, spec: Spec, config: Config, templates: Mapping[s
 
 def host_text(main: str, templates: Mapping[str, str], names: Mapping[str, object], entry: str) -> str:
     """The template ``main`` rendered with ``names``, and what calls its kernel ``entry``."""
-    inner = environment().loader
-    assert inner is not None
-    jinja = environment().overlay(loader=_Replacing(templates, inner), bytecode_cache=None)
-    text = jinja.get_template(main).render(names)
+    text = _environment(frozenset(templates.items())).get_template(main).render(names)
     device, after = header("device.h"), header("entry.h")
     return f'#line 1 "emulator/device.h"\n{device}{text}#line 1 "emulator/entry.h"\n{after}{_ENTRY.format(entry=entry)}'
+
+
+@functools.lru_cache(maxsize=4)
+def _environment(templates: frozenset[tuple[str, str]]) -> jinja2.Environment:
+    """That of the renderer with other files; it keeps the templates that it has read."""
+    inner = environment().loader
+    assert inner is not None
+    return environment().overlay(loader=_Replacing(dict(templates), inner), bytecode_cache=None)

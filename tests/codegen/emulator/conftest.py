@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +33,11 @@ extern "C" __global__ void fma_fwd(const Params params) {
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all tests of a process: the runtime is built once."""
-    return tmp_path_factory.mktemp("emulator")
+    """One cache for all tests of a run, in all of its processes: what several start from is built once."""
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulator"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    return cache
 
 
 @pytest.fixture(autouse=True)
