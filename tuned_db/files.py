@@ -91,9 +91,9 @@ def check_writable(path: Path) -> None:
             raise not_writable(path, f"{place} is read-only")
 
 
-def not_writable(path: Path, why: str, remedy: str = "") -> DatabaseNotWritable:
-    """The error for ``path``, which names a place that would do, and before it a ``remedy`` for this one."""
-    advice = f"{remedy}, or pass" if remedy else "Pass"
+def not_writable(path: Path, why: str, *, full: bool = False) -> DatabaseNotWritable:
+    """The error for ``path``, which names a place that would do. ``full``: its disk is, so that room would do, too."""
+    advice = "Make room there, or pass" if full else "Pass"
     for folder in (_user_folder(), Path(tempfile.gettempdir())):
         existing = next(each for each in (folder, *folder.parents) if os.path.exists(each))
         if os.access(existing, os.W_OK) and folder != path.parent:
@@ -201,5 +201,6 @@ def _translated(path: Path, error: sqlite3.Error, writing: bool, timeout: float)
         sqlite3.SQLITE_PERM,
     )
     if code in shared_memory or (writing and primary in refused):  # in WAL mode readers need a side file, too
-        return not_writable(path, str(error), "Make room there" if primary == sqlite3.SQLITE_FULL else "")
+        full = primary == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
+        return not_writable(path, str(error), full=full)
     return StoreError(f"tuning database {path} can't be used: {error}")

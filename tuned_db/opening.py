@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -117,7 +118,8 @@ def make_database(path: Path, timeout: float) -> None:
             _set_journal(made, "DELETE" if on_network(path) else "WAL", timeout)
         publish(made, path)
     except OSError as error:
-        raise not_writable(path, error.strerror or str(error)) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise not_writable(path, error.strerror or str(error), full=full) from error
     finally:
         with suppress(OSError):
             for suffix in ("", *SIDE_FILES):

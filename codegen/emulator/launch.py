@@ -29,6 +29,8 @@ Argument = Tensor | Mapped | np.generic
 """A pointer to element (0, 0, ...) of a tensor, a tensor map by value, or a number by value."""
 
 FAULT_STATUS = 3
+GRACE_SECONDS = 60
+"""For a program past its time to say where it hangs, on a machine that is busy."""
 MAX_SEED = 2**64
 POINTER_BYTES = 8
 MAP_ALIGNMENT = 64
@@ -76,12 +78,13 @@ class Launch:
             with os.fdopen(file, "wb") as opened:
                 opened.write(job)
             try:
-                # The program ends itself, saying where it hangs; twice the time is for one that can't any more.
+                # The program ends itself, saying where it hangs; this is for one that can't any more.
+                most = timeout + GRACE_SECONDS
                 done = subprocess.run(
-                    [str(program), path], capture_output=True, text=True, errors="replace", timeout=2 * timeout
+                    [str(program), path], capture_output=True, text=True, errors="replace", timeout=most
                 )
             except subprocess.TimeoutExpired as error:
-                raise EmulationError(f"{what}: the emulator has not ended after {2 * timeout} s") from error
+                raise EmulationError(f"{what}: the emulator has not ended after {most} s") from error
             if done.returncode:
                 fault = read_fault(done.stderr, program)
                 if fault is None or done.returncode != FAULT_STATUS:
