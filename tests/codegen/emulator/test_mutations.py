@@ -34,7 +34,7 @@ Array = NDArray[Any]
 Inputs = tuple[Array, Array, Array]
 ROOT = Path(__file__).parents[3]
 SEEDS = (1, 2, 3)
-LEAST_CAUGHT = 25
+LEAST_CAUGHT = 400
 
 REPORTS = {
     "race": r"no barrier orders the two",
