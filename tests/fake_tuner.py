@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from click.testing import CliRunner, Result
+from command_line import run
 
-from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
@@ -41,7 +41,4 @@ class Tuner:
         return list(once["problems"])
 
 
-def call(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, ["tune", "--gpu", "h100", *arguments])
-    assert result.exit_code == code, result.output
-    return result
+call = functools.partial(run, "tune", "--gpu", "h100")

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run as call
 
 import flashtune
-from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
 
 PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
@@ -23,13 +22,6 @@ COMMANDS = ["db", "emulate", "explain", "export-optuna", "info", "list", "noise"
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
     monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path / "cache"))
-
-
-def call(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
 
 
 def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:

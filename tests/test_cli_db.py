@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from command_line import run
 
 from flashtune.cli import main
 from flashtune.tuned_db.exchange import read_export
 
 SHIPPED = Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl"
 
+call = functools.partial(run, "db")
+
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "own.db"))
     return tmp_path / "own.db"
-
-
-def call(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, ["db", *arguments])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
 
 
 def test_rows_travel_and_come_back_the_same(tmp_path: Path) -> None:

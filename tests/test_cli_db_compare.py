@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -10,10 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 
 import flashtune
-from flashtune.cli import main
 from flashtune.codegen.device import missing_device
 from flashtune.errors import InvalidInput, InvalidType, StoreError, UnknownGpu
 from flashtune.tuned_db.exchange import read_export
@@ -23,6 +23,8 @@ MEASURED = read_export(SHIPPED).measurements
 ROWS, PROBLEMS = len(MEASURED), len({each.problem for each in MEASURED})
 PROBLEM = ["--batch", "4", "--seqlen", "4096", "--heads", "16", "--head-dim", "128", "--causal"]
 H200 = ["--gpu", "h200"]
+
+call = functools.partial(run, "db")
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +37,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def filled(sound: Path, own: Path) -> Path:
     shutil.copy(sound, own)
     return own
-
-
-def call(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, ["db", *arguments])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
 
 
 def change(path: Path, statement: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import shutil
 import sqlite3
@@ -10,10 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 
 from flashtune import _cli_db_keep
-from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.tuned_db.exchange import read_export
 from flashtune.tuned_db.files import SCHEMA_VERSION, read_header
@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "tuned_db" / "bundled" / "h200.jsonl"
 PROBLEMS = len({each.problem for each in read_export(SHIPPED).measurements})
 OLD = ROOT / "tests" / "upgrade_assets" / "v0001.db"
+
+call = functools.partial(run, "db")
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +37,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def filled(sound: Path, own: Path) -> Path:
     shutil.copy(sound, own)
     return own
-
-
-def call(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, ["db", *arguments])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
 
 
 @pytest.mark.parametrize("command", ["check", "backup", "upgrade", "history", "digest", "diff"])

@@ -101,7 +101,7 @@ def test_threads_that_call_first_together_load_once(fakes: Any) -> None:
     for each in threads:
         each.start()
     for each in threads:
-        each.join(20)
+        each.join()
     assert len(results) == 8
     for each in results:
         same(each, want)

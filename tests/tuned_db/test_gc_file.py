@@ -81,5 +81,5 @@ def test_without_a_log_a_reader_is_waited_for_once(
         for write in (lambda: store.add(many), lambda: collect(store, days=0)):
             with pytest.raises(StoreError, match="locked by another process"):
                 write()
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 90, "a wait for each page takes minutes"
     assert store.count() == 8

@@ -72,7 +72,9 @@ def test_a_large_database_is_upgraded_and_survives_kills_meanwhile(
     assert seconds < SECONDS
     assert (schema_of(path), rows_of(path)) == (SCHEMA_VERSION, before)
     interrupted = 0
-    for part in (0.1, 0.4, 0.7):
+    for number, part in enumerate((0.1, 0.4, 0.7, 0.01, 0.001)):
+        if number >= 3 and interrupted:
+            break  # the last two are for a machine that was busier while the time was taken
         path.unlink()
         shutil.copy(whole, path)
         process = start(UPGRADE, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -9,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 
-from flashtune.cli import main
 from flashtune.errors import InvalidInput
 from flashtune.tuned_db.exchange import read_header, write_export
 from flashtune.tuned_db.records import Measurement
@@ -19,6 +19,8 @@ from flashtune.tuned_db.signing import SCHEMA, SIZE_LIMIT, Signer, check_signatu
 from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]
+
+call = functools.partial(run, "db")
 
 
 @pytest.fixture
@@ -41,13 +43,6 @@ def key(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return make
-
-
-def call(*arguments: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, ["db", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
 
 
 def stored(path: Path) -> list[Measurement]:

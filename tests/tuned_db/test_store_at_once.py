@@ -26,10 +26,10 @@ def test_writers_wait_for_a_lock(store: Store, path: Path, measurement: Make) ->
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
         release = threading.Timer(0.5, lambda: other.execute("COMMIT"))
-        release.start()
         before = time.monotonic()
+        release.start()
         store.record(measurement())
-        assert time.monotonic() - before > 0.4
+        assert time.monotonic() - before >= 0.5
         release.join()
     assert len(store.measurements()) == 1
 

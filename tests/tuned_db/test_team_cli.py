@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from command_line import run
 from postgres_server import GUARDED, PASSWORD, Cluster
 
 from flashtune import _cli_team, settings
@@ -20,10 +22,13 @@ Make = Callable[..., Any]
 
 
 def call(*arguments: str, code: int = 0, group: str = "db") -> str:
-    result = CliRunner().invoke(main, [group, *arguments] if group else list(arguments))
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result.output
+    return run(*filter(None, [group]), *arguments, code=code).output
+
+
+@pytest.fixture(autouse=True)
+def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes: what is printed besides is compared."""
+    monkeypatch.setattr(_cli_team, "PAUSE", math.inf)
 
 
 @pytest.fixture

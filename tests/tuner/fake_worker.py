@@ -49,6 +49,8 @@ class FakeUnit:
     log: Path
     deeds: dict[str, str] = field(default_factory=dict)
     attempt_seconds: float = 0.0
+    beside: str = ""
+    """Name of another unit with this log: an attempt here ends when as many have begun there."""
 
     @property
     def uuid(self) -> str:
@@ -75,6 +77,8 @@ class FakeUnit:
         self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
     ) -> Outcome:
         self.write("attempt", problem, config)
+        while self.beside and self.begun(self.beside) < self.begun(self.name):
+            time.sleep(0.01)
         time.sleep(self.attempt_seconds)
         self.do(config.key)
         seconds = seconds_of(config)
@@ -103,9 +107,14 @@ class FakeUnit:
         """What all units with this log did, of the kinds ``wanted``."""
         if not self.log.exists():
             return []
-        fields = [line.split("\t") for line in self.log.read_text(encoding="utf-8").splitlines()]
+        whole = self.log.read_text(encoding="utf-8").rpartition("\n")[0]  # somebody may be writing the last line
+        fields = [line.split("\t") for line in whole.splitlines()]
         lines = [Line(float(each[0]), int(each[1]), *each[2:]) for each in fields]
         return [each for each in lines if each.what in wanted or not wanted]
+
+    def begun(self, name: str) -> int:
+        """How many attempts the unit of that name has begun."""
+        return sum(each.unit == name for each in self.lines("attempt"))
 
     def do(self, where: str) -> None:
         deed = self.deeds.get(where, "")

@@ -1,6 +1,6 @@
 """`DeviceBench` over host memory: kernels are NumPy functions, the CUDA runtime is ctypes, each launch is a clock tick.
 
-And what can be wrong with a kernel. For test_simulated_device.py and test_full_size.py.
+And what can be wrong with a kernel. For test_simulated_device.py, test_full_size.py and test_out_of_memory.py.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import alive
 from tuner_fakes import FAMILY, GPU, problem
 
 import flashtune
@@ -61,13 +62,6 @@ def session(tmp_path: Path) -> subprocess.Popen[str]:
     )
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("how", ["close", "kill"])
 def test_workers_end_at_once_with_the_session(session: subprocess.Popen[str], how: str) -> None:
     assert session.stdout is not None
@@ -77,8 +71,8 @@ def test_workers_end_at_once_with_the_session(session: subprocess.Popen[str], ho
         assert all(alive(pid) for pid in workers)
         if how == "kill":
             session.send_signal(signal.SIGKILL)
-        session.communicate("\n" if how == "close" else None, timeout=30)
-        deadline = time.monotonic() + 20
+        session.communicate("\n" if how == "close" else None, timeout=120)
+        deadline = time.monotonic() + 60
         while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not any(alive(pid) for pid in workers)
@@ -94,9 +88,7 @@ def test_a_compile_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch
         jobs = [builder.submit(each) for each in sources]
         (worker,) = (each for each in active_children() if each.pid not in before)
         worker.kill()
-        deadline = time.monotonic() + 30
-        while not broken(jobs[-1]) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        jobs[-1].exception(300)
         again = [result(builder.submit(each)) for each in sources]
     finally:
         builder.close()

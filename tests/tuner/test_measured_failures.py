@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
-from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, problem, run, stored
+from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, ShutBench, problem, run, stored
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem
@@ -156,12 +156,7 @@ def test_a_device_on_which_every_candidate_dies_ends_the_run(path: Path) -> None
 
 
 def test_a_device_that_can_not_be_opened_ends_the_run(path: Path) -> None:
-    class Shut(FakeBench):
-        def open(self) -> FakeBench:
-            super().open()
-            raise DeviceLostError("no memory for a context")
-
-    bench = Shut()
+    bench = ShutBench()
     report = run(path, [PROBLEM], 10, bench=bench)
     assert bench.opened == post.IDLE_DEATHS
     assert "no memory for a context" in report.stopped

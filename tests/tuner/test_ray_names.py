@@ -103,6 +103,7 @@ def test_gpus_that_others_use_are_not_free(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_gpus_that_were_just_given_back_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "SETTLE_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(ray_cluster, "SETTLE_SECONDS", 600.0)
     ray = FakeRay([("10.0.0.1", 4, "H100")])
     left = iter([4, 4, 1, 0])
     whole = ray.available_resources

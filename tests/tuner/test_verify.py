@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, problem, run, slower
+from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, ShutBench, problem, run, slower
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import gpu_by_alias
@@ -168,12 +168,7 @@ def test_a_config_that_costs_its_workers_is_blamed_and_the_others_go_on(path: Pa
 
 
 def test_a_device_that_can_not_be_opened_ends_the_run_with_a_reason(path: Path) -> None:
-    class Shut(FakeBench):
-        def open(self) -> FakeBench:
-            super().open()
-            raise DeviceLostError("no memory for a context")
-
-    bench = Shut(unit="GPU-other")
+    bench = ShutBench(unit="GPU-other")
     found = verified(path, bench)
     assert bench.opened == post.IDLE_DEATHS
     assert "no memory for a context" in found.stopped

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import run
 from tuner_fakes import GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, problem, slower
 
-from flashtune.cli import main
 from flashtune.codegen import device
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem
@@ -20,6 +20,8 @@ from flashtune.tuner import session as session_module
 from flashtune.tuner import verify as module
 from flashtune.tuner.trial import DeviceLostError, Outcome
 from flashtune.tuner.verify import verify
+
+call = functools.partial(run, "db", "verify")
 
 
 @pytest.fixture
@@ -55,13 +57,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> type[Unit]:
     monkeypatch.setattr(module, "verify_claims", lambda *given: hired(*given, hire=LocalWorker))
     monkeypatch.setattr(Unit, "bench", FakeBench(unit="GPU-other"), raising=False)
     return Unit
-
-
-def call(*arguments: str, code: int = 0) -> Result:
-    done = CliRunner().invoke(main, ["db", "verify", *arguments])
-    assert done.exit_code == code, done.output
-    assert "Traceback" not in done.output
-    return done
 
 
 def test_the_command_prints_claim_result_and_verdict(here: type[Unit], path: Path) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from fake_worker import FakeUnit
+from processes import alive
 from tuner_fakes import problem
-from worker_runs import alive, assert_all_gone, settled, stored, tune
+from worker_runs import assert_all_gone, settled, stored, tune
 
 import flashtune
 
@@ -86,25 +87,30 @@ from tuner_fakes import problem
 from worker_runs import tune
 
 if __name__ == "__main__":
-    units = [FakeUnit(f"unit-{each}", Path("log"), {}, 0.01) for each in range(2)]
-    report = tune(Path("tuned.db"), [problem(512), problem(1024)], units, "400")
+    units = [FakeUnit(f"unit-{each}", Path("log"), {}, 0.05) for each in range(2)]
+    report = tune(Path("tuned.db"), [problem(512), problem(1024)], units, "1000")
     print(report.interrupted, report.tried, [row.config is not None for row in report.rows])
 """
+
+
+def attempts_done(log: Path) -> list[int]:
+    done = Counter(each.unit for each in FakeUnit("", log).lines("done"))
+    return [done["unit-0"], done["unit-1"]]
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run over two devices in a process of its own, which has begun to measure."""
     (tmp_path / "session.py").write_text(SESSION)
-    paths = [Path(flashtune.__file__).parents[1], Path(__file__).parent]
+    paths = [Path(flashtune.__file__).parents[1], *Path(__file__).parents[:2]]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     process = subprocess.Popen(
         [sys.executable, "session.py"], stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
     )
     with process:
-        deadline = time.monotonic() + 60
-        while len(FakeUnit("", tmp_path / "log").lines("done")) < 40 and time.monotonic() < deadline:
+        while any(count < 20 for count in attempts_done(tmp_path / "log")) and process.poll() is None:
             time.sleep(0.01)
+        assert process.poll() is None
         yield process
         process.kill()
 
@@ -129,8 +135,8 @@ def test_killing_the_session_ends_its_workers_and_the_next_run_goes_on(
 
 
 def test_ctrl_c_answers_at_once_with_what_is_known(session: subprocess.Popen[str], path: Path, log: Path) -> None:
-    started = time.monotonic()
     session.send_signal(signal.SIGINT)
+    started = time.monotonic()
     said, _ = session.communicate(timeout=60)
     begun = [each for each in FakeUnit("", log).lines("attempt") if each.time > started]
     assert len(begun) <= 6, "for each device the next and what was behind it"

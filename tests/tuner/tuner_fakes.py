@@ -159,6 +159,14 @@ class FakeBench:
         return READINGS
 
 
+class ShutBench(FakeBench):
+    """A device that can't be opened."""
+
+    def open(self) -> FakeBench:
+        super().open()
+        raise DeviceLostError("no memory for a context")
+
+
 class LocalWorker:
     """A worker without a process: it answers while it is asked."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fake_worker import FakeUnit, Line
+from processes import alive
 from tuner_fakes import GPU, FakeBuilder, only_sm80
 
 from flashtune.codegen.config import Config
@@ -20,11 +21,18 @@ from flashtune.tuner.records import SETTLED
 from flashtune.tuner.report import Report
 
 
-def tune(path: Path, problems: Sequence[Problem], units: Sequence[FakeUnit], budget: Budget | str) -> Report:
+def tune(
+    path: Path,
+    problems: Sequence[Problem],
+    units: Sequence[FakeUnit],
+    budget: Budget | str,
+    clock: Callable[[], float] = time.monotonic,
+) -> Report:
     with Store.open(path) as store:
         return measure_problems(
-            problems, GPU, store, units, FakeBuilder(), parse_budget(budget), 0, only_sm80, lambda progress: None
-        )
+            problems, GPU, store, units, FakeBuilder(), parse_budget(budget), 0, only_sm80, lambda progress: None,
+            clock=clock,
+        )  # fmt: skip
 
 
 def stored(path: Path, **wanted: str) -> list[Measurement]:
@@ -37,13 +45,6 @@ def settled(path: Path) -> Counter[tuple[Problem, Config]]:
     return Counter(
         (each.problem, each.config) for each in stored(path) if each.stage != "final" and each.status in SETTLED
     )
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def assert_all_gone(lines: Sequence[Line]) -> None:
