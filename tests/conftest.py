@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 sys.path.extend(str(Path(__file__).parent / folder) for folder in ("", "tuned_db", "gpu"))  # for what tests share
 from postgres_server import Cluster
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
 
-# A process may get no core for a while, and that is no fault of what is tested.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+with suppress(ImportError):  # tests on a GPU do without hypothesis
+    from hypothesis import HealthCheck, settings
+
+    # A process may get no core for a while, and that is no fault of what is tested.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
