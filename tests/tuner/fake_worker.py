@@ -49,7 +49,7 @@ class FakeUnit:
     log: Path
     deeds: dict[str, str] = field(default_factory=dict)
     attempt_seconds: float = 0.0
-    beside: str = ""
+    beside: str = field(default="", kw_only=True)
     """Name of another unit with this log: an attempt here ends when as many have begun there."""
 
     @property

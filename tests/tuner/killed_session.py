@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ PROBLEMS = [problem(512), problem(1024)]
 class DeadlyUnit(FakeUnit):
     """Kills the process that makes trial number ``last`` while that is measured. 0: none."""
 
-    last: int = 0
+    last: int = field(default=0, kw_only=True)
 
     def do(self, where: str) -> None:
         attempts = self.lines("attempt")
@@ -44,7 +44,7 @@ class DeadlyUnit(FakeUnit):
 
 def tune(folder: Path, where: str, trials: int, last: int) -> int:
     """What is always the same command. Each trial that is told of is a line of the file ``told``."""
-    unit = DeadlyUnit("one", folder / "log", {}, 0.002, last)
+    unit = DeadlyUnit("one", folder / "log", {}, 0.002, last=last)
     hire: Any = LocalWorker if where == "inline" else ProcessWorker
 
     def told(progress: Progress) -> None:
