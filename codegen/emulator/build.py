@@ -37,7 +37,7 @@ KERNEL = (
 RUNTIME = ("-O3", "-ffp-contract=fast")
 OPTIONAL = ("-march=native", "-ftrivial-auto-var-init=pattern", "-fstack-clash-protection", "-fno-var-tracking")
 """Taken where the compiler knows them. The second fills variables that the kernel forgot to set, the third makes sure
-that a stack that is too small is noticed. The last spares a quarter of a build's time: reports need lines alone."""
+that a stack that is too small is noticed. Without the last a build takes longer: reports need lines alone."""
 RUNTIME_FILES = (
     "runtime.cpp", "hooks.h", "block.h", "wgmma.h", "product.h", "warpgroup.h", "tma.h", "mbarrier.h", "matrices.h",
     "operations.h", "schedule.h", "memory.h", "races.h", "order.h", "state.h", "fiber.h",

@@ -28,7 +28,7 @@ Make = Callable[..., Any]
 NAMES = [field.name for field in dataclasses.fields(Measurement)]
 CHECKED = [name for name in NAMES if name not in ("problem", "config")]
 ODD = (*TEXTS, *NUMBERS, *OTHERS, "ok", "final", "x" * (MESSAGE_LIMIT + 1), b"\xff", 80, 1.0, "power_cap,tired")
-varied = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+varied = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 
 def columns(records: Sequence[Any]) -> dict[str, list[Any]]:

@@ -81,7 +81,7 @@ def test_choices_are_as_before_for_any_rows(
 ) -> None:
     """A variant that has finals counts by them alone, and each finished search has some."""
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     @given(drawn=st.lists(measurements(), min_size=1, max_size=14, unique_by=lambda each: each.id), seed=st.randoms())
     def law(drawn: list[Measurement], seed: Any) -> None:
         asked = problem()

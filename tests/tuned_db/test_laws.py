@@ -19,7 +19,7 @@ from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.union import Added, add_database, add_file
 
 Rows = Sequence[Measurement]
-lawful = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+lawful = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 three_sets = sets_of_rows(9).flatmap(
     lambda rows: st.tuples(*[st.lists(st.sampled_from(rows), unique_by=id) if rows else st.just([])] * 3)
 )

@@ -132,7 +132,7 @@ def test_any_other_value_is_another_fingerprint_and_refused(
         assert target.measurements() == before
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(st.sets(st.integers(0, 11)), min_size=2, max_size=3), data=st.data())
 def test_order_and_repetition_make_no_difference(
     tmp_path_factory: pytest.TempPathFactory,

@@ -66,7 +66,7 @@ def test_an_export_added_is_the_database_it_came_from(tmp_path: Path, rows: list
     assert content(source, tmp_path / "a") == content(tmp_path / "own.db", tmp_path / "b")
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(st.sets(st.integers(0, 11)), min_size=2, max_size=4), data=st.data())
 def test_order_and_repetition_make_no_difference(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Measurement], parts: list[set[int]], data: st.DataObject

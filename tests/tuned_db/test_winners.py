@@ -172,7 +172,7 @@ def test_a_row_without_an_interval_is_as_narrow_as_its_ratio(tried: Make) -> Non
     assert blocks(rank([default, old, new])) == [64]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(drawn=st.lists(measurements(), min_size=1, max_size=6), data=st.data())
 def test_one_row_ranks_as_a_list_of_one(drawn: list[Measurement], data: st.DataObject) -> None:
     """The short way that nearly all variants take is the long one."""
