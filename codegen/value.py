@@ -52,6 +52,17 @@ def plain(got: object, limit: int = 200) -> str:
     return got if isinstance(got, str) and got.isprintable() and len(got) <= limit else shown(got)
 
 
+def printable(text: str, limit: int = 400) -> str:
+    """``text`` of somebody else as one line for a message, a log or a terminal: at most ``limit`` characters.
+
+    White space of any length is one space, and ``?`` stands for each character that is not printable, such as those
+    that move a cursor, set colours or turn the direction of what follows.
+    """
+    line = " ".join(text.split())
+    clean = "".join(each if each.isprintable() else "?" for each in line)
+    return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+
+
 def check_types(value: Any) -> None:
     """Raises :class:`InvalidType` for the first field that does not hold exactly its type: True is no int."""
     for name, field in _fields(type(value)).items():

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
-from flashtune.codegen.value import shown
+from flashtune.codegen.value import printable, shown
 from flashtune.errors import (
     DatabaseDamaged,
     DatabaseForeign,
@@ -162,7 +162,7 @@ class Server(Place):
 
     def _translated(self, error: Any) -> StoreError:
         errors = driver().errors
-        why = _in_short(str(error))
+        why = printable(str(error))
         if isinstance(error, errors.LockNotAvailable):
             return StoreError(f"{self} has been locked by another process for {self._timeout:g} s. Try again")
         if isinstance(error, (errors.InsufficientPrivilege, errors.ReadOnlySqlTransaction, errors.DiskFull)):
@@ -209,10 +209,3 @@ def take_turn(connection: Connection, timeout: float) -> None:
     """Waits until no other writer is in a transaction, at most ``timeout`` seconds; until the end of this one."""
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(1, round(timeout * 1000))}")
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-
-
-def _in_short(message: str) -> str:
-    """The first lines of a server's message, as text that can be shown."""
-    words = " ".join(message.split())
-    clean = "".join(char if char.isprintable() else "?" for char in words)
-    return clean if len(clean) <= 400 else f"{clean[:397]}..."

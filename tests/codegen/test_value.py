@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from flashtune.codegen import value
 from flashtune.codegen.families.sm80_fwd import Sm80FwdConfig
@@ -167,3 +169,18 @@ def test_shown_is_short_and_never_fails() -> None:
     assert value.shown("h100") == "'h100'"
     assert value.shown("x" * 100) == "'" + "x" * 56 + "..."
     assert value.shown(HUGE) == "a value of type int with very many digits"
+
+
+@given(st.text(st.characters(codec=None), max_size=600), st.integers(3, 500))
+@example("no such table: \x1b]0;owned\x07\x1b[2J\x9b31m", 400)
+@example("left \u202e thgir \u2066 \x00 \udce9", 400)
+def test_printable_text_is_a_line_without_controls(text: str, limit: int) -> None:
+    clean = value.printable(text, limit)
+    assert clean.isprintable()
+    assert len(clean) <= limit
+    assert value.printable(clean, limit) == clean
+
+
+@given(st.lists(st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1), max_size=9))
+def test_printable_text_keeps_its_words(words: list[str]) -> None:
+    assert value.printable(" \n\t ".join(words), 10_000) == " ".join(words)
