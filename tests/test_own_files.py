@@ -140,6 +140,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     got: list[bytes] = []
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    other_writer = os.open(tmp_path / "pipe", os.O_WRONLY)  # without one a pipe is at its end
     os.set_blocking(reader, True)
 
     def read() -> None:
@@ -149,6 +150,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     thread = threading.Thread(target=read)
     thread.start()
     write_whole(tmp_path / "pipe", b"x" * 200_000)  # more than a pipe holds
+    os.close(other_writer)
     thread.join()
     assert got == [b"x" * 200_000]
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
