@@ -20,7 +20,7 @@ from flashtune.codegen.family import Resources
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import render_source
-from flashtune.codegen.work import Work, masked, tensor_flops_clock, walk
+from flashtune.codegen.work import Work, tensor_flops_clock, walk
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -81,34 +81,6 @@ def seconds(problem: Problem = LONG, needs: Resources = NEEDS, spilled: int = 0,
 )
 def test_occupancy_follows_the_tightest_limit(needs: Resources, blocks: int) -> None:
     assert model.blocks_per_sm(needs, CHIP) == blocks
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (64, 64), (129, 1000), (1000, 129), (5, 0), (257, 257)])
-def test_walk_counts_the_blocks_that_hold_a_visible_key(rows: int, keys: int, causal: bool) -> None:
-    problem = Problem(batch=1, seqlen_q=rows, seqlen_k=keys, causal=causal, **BASE)
-    counts = []
-    for first in range(0, rows, 64):
-        last_row = min(first + 64, rows) - 1
-        visible = min(keys, last_row + keys - rows + 1) if causal else keys
-        counts.append(len({key // 32 for key in range(visible)}))
-    mean, longest = walk(problem, 64, 32)
-    assert mean == pytest.approx(sum(counts) / len(counts))
-    assert longest == max(counts)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (64, 64), (129, 1000), (1000, 129), (5, 0), (257, 257)])
-def test_masked_counts_the_blocks_that_not_every_row_sees(rows: int, keys: int, causal: bool) -> None:
-    problem = Problem(batch=1, seqlen_q=rows, seqlen_k=keys, causal=causal, **BASE)
-    counts = []
-    for first in range(0, rows, 64):
-        last_row = min(first + 64, rows) - 1
-        all_see, one_sees = ({key for key in range(keys) if not causal or key <= row + keys - rows}
-                             for row in (first, last_row))  # fmt: skip
-        visited = {key // 32 for key in one_sees}
-        counts.append(sum(not set(range(32 * block, 32 * block + 32)) <= all_see for block in visited))
-    assert masked(problem, 64, 32) == pytest.approx(sum(counts) / len(counts))
 
 
 def test_more_stages_are_never_slower_at_equal_occupancy() -> None:
