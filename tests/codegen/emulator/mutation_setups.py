@@ -8,10 +8,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 from setup_values import (
+    at_the_ends,
     falling,
     further_far,
     growing,
     growing_far,
+    in_one_column,
     large,
     large_nonfinite,
     nonfinite,
@@ -136,6 +138,7 @@ SETUPS = {
     "growing scores": sm80(growing),
     "large scores": sm80(large, **LARGE),
     "NaN behind the mask": sm80(nonfinite),
+    "infinities at the ends of blocks": sm80(at_the_ends),
     "negative scale": sm80(options=NEGATIVE),
     "no LSE": sm80(options={"want_lse": False}),
     "unaligned": sm80(alignment=2),
@@ -202,6 +205,7 @@ SETUPS = {
     "sm90, no LSE": sm90(options={"want_lse": False}),
     "sm90, strides": sm90(nonfinite, options={"out_strides": (60000, 224, 56, 1)}, spread=True, batch=2),
     "sm90, NaN behind the mask": sm90(nonfinite),
+    "sm90, NaN in one column": sm90(in_one_column, head_dim=128),
     "sm90, negative scale": sm90(
         nonfinite, config={"scheduler": "tile"}, options=NEGATIVE, dtype="bfloat16"
     ),  # weights of float16 come to 0, and 0 times an infinity to NaN

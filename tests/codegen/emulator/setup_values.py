@@ -60,6 +60,17 @@ def nonfinite(q: Array, k: Array, v: Array) -> None:
     v[:, 33, 0, 20] = -np.inf
 
 
+def at_the_ends(q: Array, k: Array, v: Array) -> None:
+    """An infinity at the first and last key of each block of 16, in columns of their own."""
+    for column, key in enumerate((0, 15, 16, 31, 32, 47, 48, 61)):
+        v[:, key, :, column] = np.inf
+
+
+def in_one_column(q: Array, k: Array, v: Array) -> None:
+    """NaN behind the mask, in the second 32 columns alone."""
+    v[:, 60, :, 45] = np.nan
+
+
 def large(q: Array, k: Array, v: Array) -> None:
     for each in (q, k, v):
         each[...] = 133120
