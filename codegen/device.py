@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -302,4 +303,5 @@ def _ask_nvml(question: Callable[[Any], Any]) -> Any:
     except pynvml.NVMLError:
         return None
     finally:
-        pynvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()

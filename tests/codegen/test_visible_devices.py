@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_nvml import DRIVER, FakeNvml, real
 from fake_runtime import H200, fake_runtime
 
 from flashtune.codegen import device
 from flashtune.codegen.gpu_table import GPUS
 from flashtune.errors import InvalidInput, MissingDependency, NoGpu
+
+UNIT = "GPU-00000000-0000-0000-0000-000000000000"
 
 
 @pytest.fixture
@@ -115,36 +118,56 @@ def test_driver_version_is_read_where_nvml_is_missing(
     assert device.driver_version() == version
 
 
-class FakeNvmlError(Exception):
-    pass
-
-
-def fake_nvml(*, refuse: bool = False) -> Any:
-    def limit(handle: str) -> int:
-        if refuse:
-            raise FakeNvmlError
-        return 700_000
-
-    return SimpleNamespace(
-        NVMLError=FakeNvmlError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlSystemGetDriverVersion=lambda: "580.95.05",
-        nvmlDeviceGetHandleByUUID=lambda unit: unit,
-        nvmlDeviceGetEnforcedPowerLimit=limit,
-    )
-
-
-@pytest.mark.parametrize(("refuse", "watts"), [(False, 700.0), (True, 0.0)])
-def test_nvml_adds_the_power_limit_where_it_may(
-    use: Any, monkeypatch: pytest.MonkeyPatch, refuse: bool, watts: float
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(refuse=refuse))
+@pytest.fixture
+def nvml(use: Any, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """A machine of two cards, of which CUDA sees one."""
+    made = FakeNvml("GPU-ffffffff-0000-0000-0000-000000000000", UNIT)
+    made.cards[UNIT].limit = 650_000
+    monkeypatch.setitem(sys.modules, "pynvml", made)
     monkeypatch.setattr(device, "_driver_uuid", lambda index: bytes(16))
     use(fake_runtime([H200]))
+    return made
+
+
+def test_nvml_adds_the_power_limit_of_the_card(nvml: FakeNvml) -> None:
+    """A hole in the tests: a fake that answered before `nvmlInit` let the call of it be left out."""
     facts = device.device_facts(0)
-    assert facts.power_limit_w == watts
-    assert facts.driver == "580.95.05"
+    assert (facts.uuid, facts.power_limit_w, facts.driver) == (UNIT, 650.0, DRIVER)
+    assert nvml.initialisation == 2
+    assert nvml.uses == 0
+
+
+@pytest.mark.parametrize("refused", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetEnforcedPowerLimit"])
+def test_what_nvml_may_not_say_is_not_known(
+    nvml: FakeNvml, refused: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device, "_DRIVER_FILE", tmp_path / "none")
+    nvml.refused.add(refused)
+    facts = device.device_facts(0)
+    assert facts.power_limit_w == 0.0
+    assert facts.driver == ("" if refused == "nvmlInit" else DRIVER)
+    assert nvml.uses == 0
+
+
+def test_an_end_that_nvml_refuses_costs_no_answer(nvml: FakeNvml) -> None:
+    nvml.refused.add("nvmlShutdown")
+    facts = device.device_facts(0)
+    assert (facts.power_limit_w, facts.driver) == (650.0, DRIVER)
+
+
+def test_a_card_that_nvml_does_not_know_has_no_power_limit(nvml: FakeNvml) -> None:
+    del nvml.cards[UNIT]
+    assert device.device_facts(0).power_limit_w == 0.0
+
+
+def test_the_fake_takes_what_nvidia_ml_py_takes() -> None:
+    compared = 0
+    for name, function in vars(FakeNvml).items():
+        if name.startswith("nvml") and hasattr(real, name):
+            ours, theirs = (list(inspect.signature(each).parameters) for each in (function, getattr(real, name)))
+            assert ours[1:] == theirs, name
+            compared += 1
+    assert compared >= 10
 
 
 def test_this_machine_is_described_without_a_traceback() -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_nvml import DRIVER, NEW_NAMES, FakeNvml
 from tuner_fakes import READINGS, FakeBench, problem, run
 
+from flashtune.codegen import device
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.records import THROTTLES
@@ -24,56 +23,15 @@ from flashtune.tuner.trial import Evidence, Outcome
 PROBLEM = problem()
 
 
-NEW_NAMES = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons")
-"""Of nvidia-ml-py 13; the older ones are to go with CUDA 14."""
-
-
-class NvmlError(Exception):
-    pass
-
-
-class FakeCard:
-    """nvidia-ml-py with one card, whose state tests change."""
-
-    NVMLError = NvmlError
-    NVML_CLOCK_SM = 1
-    NVML_TEMPERATURE_GPU = 0
-
-    def __init__(self) -> None:
-        self.clock, self.milliwatts, self.temperature, self.bits = 1980, 612_500, 61, 0
-        self.processes = [os.getpid()]
-        self.refused: set[str] = set()
-        self.names = NEW_NAMES
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        answers: dict[str, Callable[[], Any]] = {
-            "nvmlInit": lambda: None,
-            "nvmlDeviceGetHandleByUUID": lambda: "handle",
-            "nvmlDeviceGetClockInfo": lambda: self.clock,
-            "nvmlDeviceGetPowerUsage": lambda: self.milliwatts,
-            self.names[0]: lambda: self.temperature,
-            self.names[1]: lambda: self.bits,
-            "nvmlDeviceGetComputeRunningProcesses": lambda: [SimpleNamespace(pid=each) for each in self.processes],
-        }
-        if name not in answers:
-            raise AttributeError(name)
-
-        def answer(*_: object) -> Any:
-            if name in self.refused or "all" in self.refused:
-                raise NvmlError("Insufficient Permissions")
-            return answers[name]()
-
-        return answer
-
-
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> FakeCard:
-    card = FakeCard()
-    monkeypatch.setitem(sys.modules, "pynvml", card)
-    return card
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    made = FakeNvml("GPU-0", "GPU-1")
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    return made
 
 
-def test_everything_is_read_in_its_unit(card: FakeCard) -> None:
+def test_everything_is_read_in_its_unit(nvml: FakeNvml) -> None:
+    card = nvml.cards["GPU-1"]
     card.bits = 0x1 | 0x4 | 0x40
     sensors = Sensors("GPU-1")
     assert sensors.note == ""
@@ -82,9 +40,22 @@ def test_everything_is_read_in_its_unit(card: FakeCard) -> None:
     assert sensors.read().throttle == ""
 
 
-def test_names_of_older_releases_do_as_well(card: FakeCard) -> None:
-    card.names = ("nvmlDeviceGetTemperature", "nvmlDeviceGetCurrentClocksThrottleReasons")
-    card.bits = 0x8
+def test_others_that_use_nvml_meanwhile_take_nothing_away(nvml: FakeNvml) -> None:
+    sensors = Sensors("GPU-0")
+    assert device.driver_version() == DRIVER
+    assert sensors.read() == Readings(1980.0, 612.5, 61.0, "", False)
+    assert nvml.uses == 1
+
+
+def test_a_card_that_nvml_does_not_know_leaves_a_note(nvml: FakeNvml) -> None:
+    sensors = Sensors("GPU-7")
+    assert sensors.read() == Readings()
+    assert "Not Found" in sensors.note
+
+
+def test_names_of_older_releases_do_as_well(nvml: FakeNvml) -> None:
+    nvml.left_out = NEW_NAMES
+    nvml.cards["GPU-1"].bits = 0x8
     assert Sensors("GPU-1").read() == Readings(1980.0, 612.5, 61.0, "hw_slowdown", False)
 
 
@@ -100,15 +71,15 @@ def test_without_nvidia_ml_py_there_is_a_note(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("refused", ["all", "nvmlInit", "nvmlDeviceGetHandleByUUID"])
-def test_without_permission_there_is_a_note(card: FakeCard, refused: str) -> None:
-    card.refused.add(refused)
+def test_without_permission_there_is_a_note(nvml: FakeNvml, refused: str) -> None:
+    nvml.refused.add(refused)
     sensors = Sensors("GPU-1")
     assert sensors.read() == Readings()
     assert "Insufficient Permissions" in sensors.note
 
 
-def test_what_a_card_does_not_know_is_left_out(card: FakeCard) -> None:
-    card.refused |= {"nvmlDeviceGetPowerUsage", "nvmlDeviceGetComputeRunningProcesses"}
+def test_what_a_card_does_not_know_is_left_out(nvml: FakeNvml) -> None:
+    nvml.refused |= {"nvmlDeviceGetPowerUsage", "nvmlDeviceGetComputeRunningProcesses"}
     sensors = Sensors("GPU-1")
     assert sensors.note == ""
     assert sensors.read() == Readings(1980.0, None, 61.0, "", None)

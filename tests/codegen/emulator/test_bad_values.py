@@ -26,8 +26,8 @@ BAD = (math.nan, math.inf, -math.inf)
 
 @dataclass(frozen=True)
 class Kernel:
-    """A config, and lengths at which its blocks of keys are of every kind: whole, cut by the diagonal, the last one with
-    fewer keys than the others."""
+    """A config, and lengths at which its blocks of keys are of every kind: whole, cut by the diagonal, and a last one
+    with fewer keys."""
 
     config: Config
     block_n: int
