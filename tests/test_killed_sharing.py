@@ -106,7 +106,7 @@ class Steps:
             indexes = plain.execute("SELECT count(*) FROM sqlite_master WHERE name LIKE 'gc%'").fetchone()[0]
         if step == "upgrade":
             assert count == self.total
-            assert (schema, columns) in ((1, [22, 6, 0]), (SCHEMA_VERSION, [30, 7, 2]))
+            assert (schema, columns) in ((1, [22, 6, 0]), (SCHEMA_VERSION, [31, 7, 2]))
             return schema == SCHEMA_VERSION
         if step == "gc":
             assert (count, gone, indexes) in ((self.searched, 0, 0), (self.kept, self.searched - self.kept, 0))

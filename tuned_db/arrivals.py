@@ -1,7 +1,8 @@
 """The log of what came from elsewhere: one row for each import, merge, pull or push that added measurements.
 
 It says how rows got into this database, and stays there: rows that travel on leave it behind, and databases with the
-same measurements are the same whatever their logs say.
+same measurements are the same whatever their logs say. Each has a number here, which the rows that it brought keep, so
+that they can be told from the others again.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, func, insert, null, select
 
 from flashtune import settings
 from flashtune.codegen.value import plain
 
-from .models import ArrivalRow
+from .models import ArrivalRow, MeasurementRow
 from .records import new_id, now
 
 Kind = Literal["import", "merge", "pull", "push"]
 SINCE = 3
 """The schema version that the log came with."""
+NUMBERED = 4
+"""The one that the numbers came with: rows that arrived before have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What one command added. ``new``, ``author``, ``id`` and ``created`` are given when it is logged."""
+    """What one command added. What has a default is given when it is logged, but for ``digest`` and ``signer``."""
 
     kind: Kind
     """What it was. A push is logged where it arrived."""
@@ -40,13 +43,21 @@ class Arrival:
     author: str = ""
     """Who did it: ``FLASHTUNE_AUTHOR`` there."""
     id: str = ""
+    number: int | None = None
+    """By which it is called in this database; None in a schema that has no numbers."""
     created: str = ""
 
 
-def log(connection: Connection, arrival: Arrival, new: int) -> None:
+def next_number(connection: Connection) -> int:
+    """The number of the arrival that is logged next, in the transaction that logs it: no other writes meanwhile."""
+    return int(connection.execute(select(func.coalesce(func.max(ArrivalRow.number), 0))).scalar_one()) + 1
+
+
+def log(connection: Connection, arrival: Arrival, number: int, new: int) -> None:
     """Adds a row, in the transaction that adds the measurements."""
     row = insert(ArrivalRow).values(
         id=new_id(),
+        number=number,
         created=now(),
         kind=arrival.kind,
         source=arrival.source,
@@ -63,7 +74,18 @@ def logged(connection: Connection, schema: int) -> list[Arrival]:
     them."""
     if schema < SINCE:
         return []
-    names = ("id", "created", "kind", "source", "digest", "signer", "author", "new")
-    rows: Iterable[Any] = connection.execute(select(*(getattr(ArrivalRow, name) for name in names)))
+    names = ("id", "number", "created", "kind", "source", "digest", "signer", "author", "new")
+    known = {"number": null()} if schema < NUMBERED else {}
+    columns = [known.get(name, getattr(ArrivalRow, name)) for name in names]
+    rows: Iterable[Any] = connection.execute(select(*columns))
     found = (Arrival(**dict(zip(names, row, strict=True))) for row in rows)
     return sorted(found, key=lambda each: (plain(each.created), plain(each.id)))
+
+
+def still_here(connection: Connection, schema: int) -> dict[int, int]:
+    """How many measurements are here that an arrival brought, by its number; 0 is left out."""
+    if schema < NUMBERED:
+        return {}
+    query = select(MeasurementRow.arrival, func.count()).where(MeasurementRow.arrival.is_not(None))
+    rows: Any = connection.execute(query.group_by(MeasurementRow.arrival)).all()
+    return dict(rows)

@@ -20,7 +20,7 @@ import platformdirs
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, DatabaseNotWritable, DatabaseTooNew, StoreError
 from flashtune.settings import APPLICATION, DATABASE_NAME
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Counts the migrations. It is the file's ``user_version``, so a database from the future is known by its header."""
 APPLICATION_ID = 0x464C5455
 """'FLTU' in the header of an SQLite file says that flashtune wrote it."""

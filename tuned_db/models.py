@@ -26,10 +26,21 @@ class Base(DeclarativeBase):
     )
 
 
+def _bounded(**longest: int) -> CheckConstraint:
+    """On a server no text is longer than this many characters, whoever inserts it: each pull would have to carry it.
+
+    No record that `limits.py` takes comes near. In a file it is the reader who sets limits, as whoever makes a file
+    makes its constraints.
+    """
+    said = " AND ".join(f"length({name}) <= {most}" for name, most in longest.items())
+    return CheckConstraint(said, name="bounded").ddl_if(dialect="postgresql")
+
+
 class OriginRow(Base):
-    """One row: which database this is."""
+    """One row, the first and only: which database this is."""
 
     __tablename__ = "origin"
+    __table_args__ = (CheckConstraint("id = 1", name="only"), _bounded(uuid=200, created=40))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     uuid: Mapped[str]
@@ -40,6 +51,7 @@ class ProblemRow(Base):
     """What is asked: core fields for queries, ``json`` (canonical) for everything."""
 
     __tablename__ = "problem"
+    __table_args__ = (_bounded(key=1000, spec_key=1000, op=40, dtype=40, json=1000),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     key: Mapped[str] = mapped_column(unique=True)
@@ -60,6 +72,7 @@ class DeviceRow(Base):
     """A device model, by its key."""
 
     __tablename__ = "device"
+    __table_args__ = (_bounded(key=200, name=200, capability=200),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     key: Mapped[str] = mapped_column(unique=True)
@@ -72,7 +85,10 @@ class EnvironmentRow(Base):
     """Where a measurement was made and by whom: the unit, the software, and the name that the author gave."""
 
     __tablename__ = "environment"
-    __table_args__ = (UniqueConstraint("unit", "driver", "nvrtc", "cupy", "flashtune", "author"),)
+    __table_args__ = (
+        UniqueConstraint("unit", "driver", "nvrtc", "cupy", "flashtune", "author"),
+        _bounded(unit=200, driver=200, nvrtc=60, cupy=60, flashtune=60, author=200),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     unit: Mapped[str]
@@ -87,7 +103,10 @@ class VariantRow(Base):
     """One piece of code: a config (canonical JSON) of a family, and the digest of its source."""
 
     __tablename__ = "variant"
-    __table_args__ = (UniqueConstraint("family", "config", "source_digest"),)
+    __table_args__ = (
+        UniqueConstraint("family", "config", "source_digest"),
+        _bounded(family=40, config=2000, source_digest=64),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     family: Mapped[str]
@@ -103,6 +122,7 @@ class MeasurementRow(Base):
         CheckConstraint("status <> 'ok' OR (median_us IS NOT NULL AND median_us > 0)", name="ok_has_time"),
         # What a look-up asks: rows of a problem by outcome, then by device and stage.
         Index(None, "problem_id", "status", "device_id", "stage"),
+        _bounded(id=36, created=24, session=200, status=40, stage=40, message=2000, throttle=200),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -135,13 +155,16 @@ class MeasurementRow(Base):
     temperature_c: Mapped[float | None]
     throttle: Mapped[str | None]
     contended: Mapped[bool | None]
+    arrival: Mapped[int | None]
+    """Number of the arrival that brought it here; None for what was measured into this database. It is no part of the
+    measurement, and stays here."""
 
 
 class TombstoneRow(Base):
-    """A measurement that was removed here on purpose (`gc.py`): a merge does not bring it back."""
+    """A measurement that was removed here on purpose (`removal.py`): a merge does not bring it back."""
 
     __tablename__ = "tombstone"
-    __table_args__ = ({"sqlite_with_rowid": False},)  # the id is stored once, not twice
+    __table_args__ = (_bounded(id=36, removed=40), {"sqlite_with_rowid": False})  # the id is stored once, not twice
 
     id: Mapped[str] = mapped_column(primary_key=True)
     removed: Mapped[str]
@@ -151,8 +174,11 @@ class ArrivalRow(Base):
     """What one import, merge, pull or push added; see `arrivals.Arrival`. It stays in this database."""
 
     __tablename__ = "arrival"
+    __table_args__ = (_bounded(id=36, created=40, kind=40, source=200, digest=64, signer=200, author=200),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(unique=True)
+    """Counts them here: what people call it by, and measurements."""
     created: Mapped[str]
     kind: Mapped[str]
     source: Mapped[str]
@@ -166,7 +192,10 @@ class PredictionRow(Base):
     """The last prediction of a variant for a problem and device model: replaced by the next, never exported."""
 
     __tablename__ = "prediction"
-    __table_args__ = (UniqueConstraint("problem_id", "device_id", "variant_id"),)
+    __table_args__ = (
+        UniqueConstraint("problem_id", "device_id", "variant_id"),
+        _bounded(created=40, nvrtc=60, flashtune=60),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     created: Mapped[str]

@@ -13,7 +13,7 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.value import plain
 
-from .arrivals import Arrival, logged
+from .arrivals import Arrival, logged, still_here
 from .blocklist import barred, blocklisted
 from .filters import keys, matching
 from .fingerprints import Fingerprints, count, fingerprints
@@ -120,6 +120,11 @@ class Reader:
         """What came from elsewhere, oldest first; not checked. Empty for a schema that had no log yet."""
         with self._read() as connection:
             return logged(connection, self._schema)
+
+    def arrived(self) -> dict[int, int]:
+        """How many measurements are here of each arrival, by its number, as far as that is known."""
+        with self._read() as connection:
+            return still_here(connection, self._schema)
 
     def count(self) -> int:
         """How many measurements there are, with those that this version can't read."""

@@ -15,7 +15,7 @@ from typing import Self
 
 from flashtune.errors import InvalidInput, StoreError
 
-from .arrivals import Arrival, log
+from .arrivals import Arrival, log, next_number
 from .limits import check, settled
 from .opening import File, fit_journal, open_file, path_of_file
 from .reading import Reader
@@ -120,7 +120,8 @@ class Store(Reader):
         """
         count = removed = 0
         with self.place.writing() as connection:
-            writer = Writer(connection)
+            number = None if arrival is None else next_number(connection)
+            writer = Writer(connection, number)
             for records in parts:
                 ids = [each.id for each in records]
                 known = self._by_id(connection, ids)
@@ -134,8 +135,8 @@ class Store(Reader):
                 writer.measurements(new.values())
                 count += len(new)
                 removed += len(gone)
-            if arrival is not None and count:
-                log(connection, arrival, count)
+            if arrival is not None and number is not None and count:
+                log(connection, arrival, number, count)
         return Stored(count, removed)
 
     def record_prediction(self, prediction: Prediction) -> None:

@@ -41,8 +41,10 @@ class Writer:
     Remembers the ids of what records share, so that many records cost little more than their own rows.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, arrival: int | None = None) -> None:
+        """``arrival`` is the number of what brings the measurements, if they come from elsewhere."""
         self._connection = connection
+        self._arrival = arrival
         self._ids: dict[tuple[object, ...], int] = {}
 
     def measurements(self, records: Iterable[Measurement]) -> None:
@@ -54,7 +56,7 @@ class Writer:
                 part = [(each, _shared(each) | _environment(each)) for each in chunk[start : start + _TOGETHER]]
                 self._know(each for _, shared in part for each in shared.values())
                 for each, shared in part:
-                    own = {name: getattr(each, name) for name in (*MEASURED, *SECOND)}
+                    own = {name: getattr(each, name) for name in (*MEASURED, *SECOND)} | {"arrival": self._arrival}
                     rows.append(own | {name: self._id(wanted) for name, wanted in shared.items()})
             self._connection.execute(insert(MeasurementRow), rows)
 

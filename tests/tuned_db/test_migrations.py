@@ -15,13 +15,15 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, event
+from postgres_server import on_both
+from sqlalchemy import Connection, create_engine, event, insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import NullPool
 
+from flashtune.errors import StoreError
 from flashtune.tuned_db import upgrade as upgrade_module
 from flashtune.tuned_db.files import APPLICATION_ID, SCHEMA_VERSION
-from flashtune.tuned_db.models import Base
+from flashtune.tuned_db.models import Base, OriginRow
 from flashtune.tuned_db.sqlite import connect
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.upgrade import MIGRATIONS, migrate, upgrade
@@ -206,7 +208,7 @@ def test_what_the_second_schema_added_can_be_taken_away(tmp_path: Path) -> None:
 
     first = shape()
     upgrade(path, 1.0)
-    assert len(shape()[0]) == len(first[0]) + 8
+    assert len(shape()[0]) == len(first[0]) + 8 + 1
     with made.begin() as connection:
         migrate(connection, "0001", down=True)
     assert shape() == first
@@ -227,30 +229,69 @@ def test_upgrading_twice_changes_nothing(store: Store, path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def content(path: Path) -> list[str]:
+    """All tables and rows, as statements."""
+    with closing(sqlite3.connect(path)) as plain:
+        return sorted(each.replace(chr(34), "") for each in plain.iterdump() if "alembic_version" not in each)
+
+
+def down(path: Path, target: str) -> None:
+    raw = connect(path, "write", 1.0)
+    raw.execute("PRAGMA foreign_keys = OFF")
+    made = create_engine("sqlite://", creator=lambda: raw, poolclass=NullPool)
+    event.listen(made, "begin", lambda connection: connection.exec_driver_sql("BEGIN EXCLUSIVE"))
+    with made.begin() as connection:
+        migrate(connection, target, down=True)
+
+
 def test_what_the_third_schema_added_can_be_taken_away(tmp_path: Path, measurement: Make) -> None:
     path = tmp_path / "tuned.db"
     shutil.copy(ASSETS / "v0002.db", path)
-
-    def content() -> list[str]:
-        with closing(sqlite3.connect(path)) as plain:
-            return sorted(each.replace(chr(34), "") for each in plain.iterdump() if "alembic_version" not in each)
-
-    def down() -> None:
-        raw = connect(path, "write", 1.0)
-        raw.execute("PRAGMA foreign_keys = OFF")
-        made = create_engine("sqlite://", creator=lambda: raw, poolclass=NullPool)
-        event.listen(made, "begin", lambda connection: connection.exec_driver_sql("BEGIN EXCLUSIVE"))
-        with made.begin() as connection:
-            migrate(connection, "0002", down=True)
-
-    before = content()
+    before = content(path)
     with Store.open(path) as store:
         store.record(measurement(author="Ada"))
-        here = content()
+        here = content(path)
         with pytest.raises(IntegrityError):  # two environments that differ in their author alone
-            down()
-    assert content() == here, "nothing was changed"
+            down(path, "0002")
+    assert content(path) == here, "nothing was changed"
     shutil.copy(ASSETS / "v0002.db", path)
     upgrade(path, 1.0)
-    down()
-    assert content() == before
+    down(path, "0002")
+    assert content(path) == before
+
+
+def test_what_the_fourth_schema_added_can_be_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0003.db", path)
+    before = content(path)
+    upgrade(path, 1.0)
+    assert content(path) != before
+    down(path, "0003")
+    assert content(path) == before
+
+
+def test_the_fourth_schema_numbers_the_arrivals_that_are_there_by_age(tmp_path: Path) -> None:
+    """Which rows they brought is not known."""
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0003.db", path)
+    with closing(sqlite3.connect(path)) as plain, plain:
+        for letter in "cab":
+            plain.execute(
+                "INSERT INTO arrival (id, created, kind, source, digest, signer, author, new) "
+                "VALUES (?, ?, 'merge', 's', '', '', '', 1)",
+                (letter, f"2026-11-2{ord(letter) - ord('a')}T12:00:00.000Z"),
+            )
+    with Store.open(path) as store:
+        found = store.arrivals()
+        assert [(each.id, each.number) for each in found[:3]] == [("a", 1), ("b", 2), ("c", 3)]
+        assert found[3].number == 4
+        assert store.arrived() == {}
+
+
+@on_both
+def test_a_database_has_one_origin(store: Store) -> None:
+    """M6: with a second one, which any who may insert could add, nobody could use a team's database any more."""
+    for number in (2, 0, None):
+        with pytest.raises((IntegrityError, StoreError)), store.place.writing() as connection:
+            connection.execute(insert(OriginRow).values(id=number, uuid="x", created="y"))
+    assert store.origin

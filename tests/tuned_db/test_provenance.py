@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from postgres_server import on_both
+from sqlalchemy import select
 
 from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.errors import InvalidInput
 from flashtune.tuned_db import transfer, union
 from flashtune.tuned_db.exchange import write_export
+from flashtune.tuned_db.models import MeasurementRow
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.transfer import carry
@@ -54,6 +57,24 @@ class TestArrivals:
             ("pull", team.origin, "", "", 1, "Ada"),
         ], "what added nothing is not logged"
         assert [(each.kind, each.source, each.new) for each in team.arrivals()] == [("push", origin, 8)]
+
+    @on_both
+    def test_each_row_keeps_the_number_of_what_brought_it(
+        self, store: Store, tmp_path: Path, other: tuple[Path, list[Measurement]], measurement: Make
+    ) -> None:
+        """M11: or what should not have come could not be told from the rest again."""
+        own = store.record(measurement(session="own"))
+        with Store.open(other[0]) as source:
+            write_export(other[1][:3], tmp_path / "some.jsonl", origin=source.origin)
+            carry(store, source)
+            add_file(store, tmp_path / "some.jsonl")
+            add_database(store, other[0])
+        assert [(each.number, each.new) for each in store.arrivals()] == [(1, 3), (2, 5)]
+        assert store.arrived() == {1: 3, 2: 5}
+        rows = {each.id: number for each, number in zip(other[1], [1] * 3 + [2] * 5, strict=True)}
+        with store.place.reading() as connection:
+            query = select(MeasurementRow.id, MeasurementRow.arrival)
+            assert dict(map(tuple, connection.execute(query))) == rows | {own.id: None}
 
     def test_it_stays_where_it_is(self, store: Store, tmp_path: Path, other: tuple[Path, list[Measurement]]) -> None:
         add_database(store, other[0])

@@ -51,6 +51,16 @@ def test_a_third_version_database_opens(tmp_path: Path, measurement: Make, solo:
         assert store.removed([gone]) == {gone}
 
 
+def test_a_fourth_version_database_opens(tmp_path: Path) -> None:
+    """All of its rows came by one merge."""
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / "v0004.db", path)
+    with Store.open(path) as store:
+        assert [each.status for each in store.measurements()] == ["ok", "ok", "wrong", "failed"]
+        assert [(each.kind, each.number) for each in store.arrivals()] == [("merge", 1)]
+        assert store.arrived() == {1: 4}
+
+
 def test_the_first_schema_is_read_where_it_may_not_be_upgraded(tmp_path: Path, measurement: Make) -> None:
     """A look-up of attention() opens databases like this; it must not lose what was tuned before an update."""
     path = tmp_path / "tuned.db"

@@ -16,7 +16,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from postgres_server import GUARDED, PASSWORD, Cluster
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, String, Table, event, insert, select, text
+from sqlalchemy.exc import IntegrityError
 
 from flashtune.errors import (
     DatabaseDamaged,
@@ -26,9 +27,11 @@ from flashtune.errors import (
     MissingDependency,
     StoreError,
 )
+from flashtune.tuned_db.arrivals import Arrival
 from flashtune.tuned_db.files import SCHEMA_VERSION
 from flashtune.tuned_db.models import Base
 from flashtune.tuned_db.postgres import VERSION_TABLE, Server, team_url
+from flashtune.tuned_db.records import THROTTLES
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.team import create_team, team_summary, upgrade_team
 from flashtune.tuned_db.transfer import carry
@@ -70,6 +73,45 @@ def test_constraints_are_those_of_the_models(url: str, empty_url: str) -> None:
         assert names(made) == names(wanted)
 
 
+def texts(table: Table) -> list[str]:
+    return [each.name for each in table.columns if isinstance(each.type, String)]
+
+
+@pytest.mark.parametrize("table", Base.metadata.sorted_tables, ids=str)
+def test_no_text_is_longer_than_a_record_may_have(url: str, table: Table, measurement: Make) -> None:
+    """M6: who may insert could make each pull of everybody carry gigabytes. What `limits.py` takes fits."""
+    store = Store.on_server(url)
+    longest = dict.fromkeys(("session", "gpu_name", "unit", "driver", "author"), "x" * 200)
+    versions = dict.fromkeys(("nvrtc", "cupy", "flashtune"), "1" * 60)
+    throttle = ",".join(THROTTLES)
+    arrival = Arrival(kind="import", source="s" * 200, digest="d" * 64, signer="k" * 200)
+    store.add(
+        [measurement(**longest, **versions, gpu_key=f"9.0a/{'x' * 195}", message="é" * 2000, throttle=throttle)],
+        arrival,
+    )
+
+    def insert_with(connection: Connection, **changes: str) -> None:
+        there = connection.execute(select(table)).mappings().first()
+        fits = there or {each.name: "x" if each.name in texts(table) else 1 for each in table.columns}
+        connection.execute(insert(table).values({**fits, **changes}))
+
+    for name in texts(table):
+        with store.place.writing() as connection, pytest.raises(IntegrityError, match=f"ck_{table.name}_bounded"):
+            insert_with(connection, **{name: "y" * 50_000})
+
+
+def test_a_team_that_holds_longer_texts_is_upgraded_all_the_same(empty_url: str, measurement: Make) -> None:
+    create_team(empty_url)
+    record = measurement()
+    Store.on_server(empty_url).record(record)
+    with server(empty_url).writing() as connection:
+        migrate(connection, "0003", down=True, version_table=VERSION_TABLE)
+        connection.execute(text("UPDATE measurement SET message = repeat('x', 100000)"))
+        connection.execute(text("INSERT INTO tombstone VALUES (repeat('x', 1000), 'y')"))
+    assert upgrade_team(empty_url) == (3, SCHEMA_VERSION)
+    assert Store.on_server(empty_url).by_id([record.id]) == {record.id: None}
+
+
 def test_each_migration_goes_up_and_down_and_an_old_team_is_upgraded(empty_url: str, measurement: Make) -> None:
     create_team(empty_url)
     record = measurement()
@@ -77,7 +119,7 @@ def test_each_migration_goes_up_and_down_and_an_old_team_is_upgraded(empty_url: 
     with server(empty_url).writing() as connection:
         new = columns(connection)
         migrate(connection, "0001", down=True, version_table=VERSION_TABLE)
-        assert len(columns(connection)) == len(new) - 8 - 11
+        assert len(columns(connection)) == len(new) - 8 - 11 - 2
     for opening in (Store.on_server, team_summary):
         with pytest.raises(
             StoreError, match=rf"schema version 1, older than {SCHEMA_VERSION}\. Upgrade it: flashtune db team upgrade"
