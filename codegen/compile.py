@@ -27,6 +27,8 @@ NO_CACHE = "-no-cache"
 """Newer NVRTCs keep a cache of their own, and a hit in it leaves out what ``--ptxas-options=-v`` prints."""
 
 MAX_ERROR_LINES = 6
+KEPT = "Generated source: "
+"""Before the path of a refused source, in the last line of a message."""
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -188,4 +190,4 @@ def _save(source: Source, arch: str) -> tuple[Path | None, str]:
         write_whole(path, source.text.encode())
     except OSError as error:
         return None, f"The source could not be saved as {path} ({error.strerror or error})"
-    return path, f"Generated source: {path}"
+    return path, f"{KEPT}{path}"

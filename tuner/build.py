@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from flashtune.codegen.cache import compiled
 from flashtune.codegen.render import Source
-from flashtune.errors import CompileError, FlashtuneError
+from flashtune.errors import CompileError
 
 from .capacity import cores, free_memory
+from .process import Child, RunEndedError
 
 MAX_WORKERS = 16
 MIN_WORKERS = 2
@@ -27,12 +22,15 @@ MIN_WORKERS = 2
 WORKER_BYTES = 768 * 2**20
 """Memory that a worker is taken to need: NVRTC takes a few hundred MB for a large source."""
 MAX_DEATHS = 3
-"""Pools in a row that may break before they have compiled anything, and pools that may break with a source in them."""
+"""Workers that may end over one source, and new ones in a row that may end before they can be asked anything."""
+BURIAL_SECONDS = 5.0
+"""For a process whose pipe is closed to be gone: only to say how it ended."""
 
-USUAL_CAUSES = (
-    "most often the machine is short of memory, or a script that calls tune() lacks `if __name__ == '__main__':` "
-    "around it, which processes started by spawn need"
-)
+USUAL_CAUSE = "most often the machine is short of memory"
+
+
+class NoCompilerError(RunEndedError):
+    """No process can be had that compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,64 +56,109 @@ class Builder(Protocol):
     workers: int
 
     def submit(self, source: Source) -> Future[Built]:
-        """Compiles ``source``; equal sources share one job. One that is :func:`broken` is replaced."""
+        """Compiles ``source``; equal sources share one job. Its result may raise :class:`NoCompilerError`."""
 
     def close(self) -> None:
         """Drops all jobs that are not done, at once."""
 
 
 class ProcessBuilder:
-    """Compiles for ``arch`` in up to ``workers`` processes, fewer if memory is short. If one dies, all are replaced."""
+    """Compiles for ``arch`` in up to ``workers`` processes, fewer if memory is short.
+
+    Each job has a process to itself, from those that are idle or a new one. One that dies costs nobody else anything,
+    and its source is tried again in another.
+    """
 
     def __init__(self, arch: str, workers: int) -> None:
         self.arch = arch
         self.workers = pool_size(workers, free_memory())
         self._jobs: dict[str, Future[Built]] = {}
-        self._tries: Counter[str] = Counter()
-        self._barren = 0
-        self._open_pool()
+        self._threads = ThreadPoolExecutor(self.workers, "flashtune compile")
+        """Each waits for one process, so there are never more of these."""
+        self._hired: set[Child] = set()
+        self._idle: list[Child] = []
+        self._closed = self._fruitful = False
+        self._given_up = 0
+        self._lock = threading.RLock()
 
     def submit(self, source: Source) -> Future[Built]:
         digest = source.digest
-        job = self._jobs.get(digest)
-        if job is None or broken(job):
-            job = self._jobs[digest] = self._start(source, digest)
-        return job
+        if digest not in self._jobs:
+            self._jobs[digest] = self._threads.submit(self._build, source)
+        return self._jobs[digest]
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._leash.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._closed = True
+            for each in self._hired:
+                each.kill()  # the thread that waits for it closes its pipe
+            for each in self._idle:
+                each.end()
 
-    def _start(self, source: Source, digest: str) -> Future[Built]:
-        if self._tries[digest] == MAX_DEATHS:
-            job: Future[Built] = Future()
-            error = f"a compile worker died {MAX_DEATHS} times over it, or over another source beside it"
-            job.set_result(Built(digest=digest, error=error, crashed=True))
-            return job
-        self._tries[digest] += 1
-        while True:
+    def _build(self, source: Source) -> Built:
+        fate = ""
+        for _ in range(MAX_DEATHS):
+            worker = self._worker()
             try:
-                with interrupts_held():
-                    job = self._pool.submit(build, source, self.arch)
-            except BrokenProcessPool as error:
-                self._replace_pool(error)
+                worker.send(source)
+                answer: Built | Exception = worker.receive()
+            except (EOFError, OSError):
+                fate = self._bury(worker)
+                continue
+            with self._lock:
+                self._idle.append(worker)
+                self._fruitful = True
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        return self._give_up(source, fate)
+
+    def _give_up(self, source: Source, fate: str) -> Built:
+        """What is said of a source that cost too many workers; of several where nothing else compiled, that is all."""
+        with self._lock:
+            self._given_up += 1
+            if self._given_up >= MAX_DEATHS and not self._fruitful:
+                raise NoCompilerError(
+                    f"compile workers died over each of {self._given_up} sources, the last one {fate}: {USUAL_CAUSE}"
+                )
+        error = f"a compile worker died {MAX_DEATHS} times over it; the last one {fate}"
+        return Built(digest=source.digest, error=error, crashed=True)
+
+    def _worker(self) -> Child:
+        """One that waits for a source: an idle one, or a new one."""
+        fate = ""
+        for _ in range(MAX_DEATHS):
+            with self._lock:
+                if self._closed:
+                    raise NoCompilerError("the session is over")
+                while self._idle:
+                    worker = self._idle.pop()
+                    if not worker.fate():
+                        return worker
+                    self._bury(worker)  # killed while it had nothing to do
+                try:
+                    worker = Child("flashtune compiler", _serve, build, self.arch)
+                except OSError as error:
+                    raise NoCompilerError(f"no compile worker can be started: {error.strerror or error}") from error
+                self._hired.add(worker)
+            try:
+                worker.receive()  # it has imported what it needs
+            except (EOFError, OSError):
+                fate = self._bury(worker)
             else:
-                self._present.append(job)
-                return job
+                return worker
+        raise NoCompilerError(
+            f"{MAX_DEATHS} compile workers in a row ended as they started; each {fate}: {USUAL_CAUSE}"
+        )
 
-    def _open_pool(self) -> None:
-        context = get_context("spawn")
-        leash, self._leash = context.Pipe(duplex=False)
-        self._present: list[Future[Built]] = []
-        self._pool = ProcessPoolExecutor(self.workers, context, initializer=begin, initargs=(leash,))
-
-    def _replace_pool(self, error: BrokenProcessPool) -> None:
-        fruitful = any(each.done() and not broken(each) for each in self._present)
-        self._barren = 0 if fruitful else self._barren + 1
-        if self._barren == MAX_DEATHS:
-            raise _broken() from error
-        self.close()
-        self._open_pool()
+    def _bury(self, worker: Child) -> str:
+        """How ``worker`` ended, which is forgotten."""
+        fate = worker.fate(BURIAL_SECONDS) or "closed its pipe"
+        worker.end()
+        with self._lock:
+            self._hired.discard(worker)
+        return fate
 
 
 def pool_size(wanted: int, memory: int | None) -> int:
@@ -145,61 +188,18 @@ def build(source: Source, arch: str) -> Built:
     )
 
 
-def result(job: Future[Built]) -> Built:
-    """The result of a job, waiting for it."""
-    try:
-        return job.result()
-    except BrokenProcessPool as error:
-        raise _broken() from error
-
-
-def broken(job: Future[Built]) -> bool:
-    """Whether the processes died before ``job`` was done."""
-    return job.done() and not job.cancelled() and isinstance(job.exception(), BrokenProcessPool)
-
-
 def wait_for_any(jobs: Iterable[Future[Built]], seconds: float | None = None) -> None:
     """Returns when one of ``jobs`` is done, or after ``seconds``."""
     wait(set(jobs), timeout=seconds, return_when=FIRST_COMPLETED)
 
 
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """A Ctrl-C arrives afterwards; processes that are started meanwhile never see one, not even while they import.
-
-    The mask is what such a process inherits. It is not enough here: any other thread may be given the signal, and
-    Python then interrupts the main one.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    main = handler is not None and threading.current_thread() is threading.main_thread()
-    mask = getattr(signal, "pthread_sigmask", None)
-    seen: list[int] = []
-    if main:
-        signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
-    before = mask(signal.SIG_BLOCK, {signal.SIGINT}) if mask else None
-    try:
-        yield
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, handler)
-        if mask:
-            mask(signal.SIG_SETMASK, before)
-        if seen:
-            signal.raise_signal(signal.SIGINT)
-
-
-def begin(leash: Connection) -> None:
-    """In a worker: Ctrl-C is for the session, and whatever ends the session ends the worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(leash,), daemon=True).start()
-
-
-def _end_with(leash: Connection) -> None:
-    try:
-        leash.poll(None)  # nothing is ever sent: it returns when the other end is closed, by hand or by the system
-    finally:
-        os._exit(1)
-
-
-def _broken() -> FlashtuneError:
-    return FlashtuneError(f"a compile worker died: {USUAL_CAUSES}")
+def _serve(work: Callable[[Source, str], Built], arch: str, connection: Connection) -> None:
+    """A worker's life: says that it is there, then compiles until the session is gone."""
+    connection.send(None)
+    while True:
+        source = connection.recv()
+        try:
+            answer: Built | Exception = work(source, arch)
+        except Exception as error:  # such as a compiler that is not installed: for the session to raise
+            answer = error
+        connection.send(answer)

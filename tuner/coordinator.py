@@ -6,7 +6,6 @@ next candidate before it has finished one, and rows come before asking.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections import Counter
@@ -19,15 +18,15 @@ from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import predict
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source, render_source
-from flashtune.errors import FlashtuneError
 from flashtune.tuned_db.ranked import ALIKE
 from flashtune.tuned_db.store import Store
 
 from .budget import Meter
-from .build import Builder, Built, broken, interrupts_held, result
+from .build import Builder, Built
 from .finals import wanted
 from .lane import Lane, Task, hand_over
 from .post import Died, Reply, wait_for_posts
+from .process import RunEndedError, interrupts_held
 from .recorder import Recorder
 from .report import Progress
 from .sharing import trials_each
@@ -54,7 +53,7 @@ COMPILING_SECONDS, WATCH_SECONDS = 0.02, 0.5
 """How often compile jobs are looked at while a device waits for one, and time limits while none does."""
 
 
-class NoDeviceLeftError(FlashtuneError):
+class NoDeviceLeftError(RunEndedError):
     """No device of the run can have a worker any more."""
 
 
@@ -145,19 +144,12 @@ class Coordinator:
     def _submit(self, problem: Problem, config: Config) -> Future[Built]:
         return self.builder.submit(render(problem, config))
 
-    def _revived(self, task: Task) -> Task:
-        """``task`` with another job if the compiler died over the one it has."""
-        if not broken(task.job):
-            return task
-        return dataclasses.replace(task, job=self._submit(task.target.problem, task.config))
-
     # Handing out
 
     def _feed(self, lane: Lane) -> None:
         """Gives the worker what it has room for."""
         if self._search_over:
             lane.tasks.clear()
-        lane.tasks = [self._revived(each) for each in lane.tasks]
         while lane.post.room and (task := next((each for each in lane.tasks if _ready(each)), None)):
             problem, config = task.target.problem, task.config
             if not self._prepared(lane, problem):
@@ -166,7 +158,7 @@ class Coordinator:
             lane.trying.append(task)
             limit = ATTEMPT_SECONDS + LIMIT_LAUNCHES * predict(problem, config, self.gpu).seconds
             best, default = task.target.best, task.target.beside(config)
-            lane.post.ask(Attempt(problem, config, result(task.job), best, default), limit)
+            lane.post.ask(Attempt(problem, config, task.job.result(), best, default), limit)
         if lane.post.idle and not (lane.tasks or self.recorder.waiting or self._askable(lane)):
             self._final_next(lane)
 
@@ -176,7 +168,7 @@ class Coordinator:
             jobs = {config: self._submit(target.problem, config) for config in self._wanted(target)}
             if not all(each.done() for each in jobs.values()):
                 return
-            configs = tuple(config for config, job in jobs.items() if not result(job).error)
+            configs = tuple(config for config, job in jobs.items() if not job.result().error)
             if configs:
                 if self._prepared(lane, target.problem):
                     self._teller.show(lane.post.unit.name, f"{target.problem}: finals", target)
@@ -208,7 +200,7 @@ class Coordinator:
         if isinstance(answer, Outcome):
             self._settle(lane, answer)
         elif isinstance(answer, Finished):
-            builds = {each: result(self._submit(target.problem, each)) for each in answer.rounds}
+            builds = {each: self._submit(target.problem, each).result() for each in answer.rounds}
             self.recorder.record_final(lane, target, answer, builds)
         elif isinstance(answer, Prepared) and not answer.missing:
             lane.post.prepared.add(request.problem)

@@ -15,10 +15,11 @@ from flashtune.tuned_db.store import Store
 
 from .blocklist import Blocklist
 from .budget import Budget, Meter
-from .build import Builder, interrupts_held
-from .coordinator import Coordinator, NoDeviceLeftError
+from .build import Builder
+from .coordinator import Coordinator
 from .lane import Lane
 from .post import Post
+from .process import RunEndedError, interrupts_held
 from .records import incumbent, known, starts
 from .report import Progress, Report
 from .sharing import deal, trial_seconds
@@ -52,7 +53,7 @@ def measure_problems(
 
     ``chosen`` says what proposes configs; ``first`` are tried before all else, and are legal for each problem.
 
-    Ends early, with what is known, on Ctrl-C, or when no device can have a worker any more.
+    Ends early, with what is known, on Ctrl-C, or when no process can be had any more to measure or to compile.
     """
     meter = Meter(budget, clock)
     run = Coordinator(gpu, store, builder, meter, seed, progress)
@@ -83,7 +84,7 @@ def measure_problems(
             run.run(lanes)
     except KeyboardInterrupt:
         interrupted = True
-    except NoDeviceLeftError as error:
+    except RunEndedError as error:
         stopped = f"{error}. Everything up to here is stored: run again to go on"
     finally:
         try:

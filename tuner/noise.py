@@ -20,7 +20,7 @@ from flashtune.errors import FlashtuneError, InvalidInput
 from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.records import SLOWDOWNS
 
-from .build import Builder, ProcessBuilder, result
+from .build import Builder, ProcessBuilder
 from .coordinator import render
 from .intervals import CONFIDENCE, PairedRatio, paired
 from .report import Progress
@@ -101,7 +101,7 @@ def against_itself(
 ) -> Noise:
     """Runs ``finals`` finals of ``config`` against itself. :class:`FlashtuneError` where it can't be measured."""
     progress(Progress(0.0, f"{problem}: compiling"))
-    built = result(builder.submit(render(problem, config)))
+    built = builder.submit(render(problem, config)).result()
     missing = bench.prepare(problem)
     if missing:
         raise FlashtuneError(f"{problem} can't be measured here: {missing}")

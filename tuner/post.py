@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 
 from flashtune.codegen.problem import Problem
 
-from .build import USUAL_CAUSES
+from .build import USUAL_CAUSE
 from .trial import Evidence
 from .worker import Answer, Attempt, Lost, Prepare, Ready, Request, Unit, Worker
 
@@ -214,7 +214,7 @@ class Post:
             self._idle_deaths += 1
         self._fruitless_deaths += 1
         if self._idle_deaths >= IDLE_DEATHS:
-            cause = "" if self._last_words else f" ({USUAL_CAUSES})"
+            cause = "" if self._last_words else f" ({USUAL_CAUSE})"
             self._give_up(f"{IDLE_DEATHS} workers in a row ended before they had done anything: {message}{cause}")
         elif self._fruitless_deaths >= FRUITLESS_DEATHS:
             self._give_up(f"{FRUITLESS_DEATHS} workers in a row ended before a candidate was finished: {message}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
@@ -20,12 +21,14 @@ from flashtune.tuned_db.records import Prediction, new_id, now
 from flashtune.tuned_db.store import Store
 
 from .budget import Budget, Meter
-from .build import Builder, Built, result, wait_for_any
+from .build import Builder, Built, wait_for_any
 from .coordinator import render
+from .failure import commonest
+from .process import RunEndedError
 from .records import known_builds, own_version
 from .report import Progress, Report, Row
 from .space import Rejected, make_space
-from .trial import judge_resources
+from .trial import Outcome, judge_resources
 
 COMPILED_CONFIGS = 32
 """Most configs compiled per spec: beyond these the model's ranking is not worth a compile."""
@@ -73,13 +76,14 @@ def predict_problems(
     note: str,
     clock: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Predicts for ``problems`` on ``gpu`` and stores the rankings. Ctrl-C ends the compiling early.
+    """Predicts for ``problems`` on ``gpu`` and stores the rankings.
 
-    A time budget that is used up still leaves the default of each problem to be compiled.
+    Ctrl-C ends the compiling early, and so does it where no process can be had any more that compiles: what was
+    compiled is ranked. A time budget that is used up still leaves the default of each problem to be compiled.
     """
     meter = Meter(budget, clock)
     groups: list[_Group] = []
-    interrupted = False
+    interrupted, stopped = False, ""
     try:
         alike: dict[tuple[Spec, frozenset[object]], list[Problem]] = {}
         for problem in problems:
@@ -90,38 +94,40 @@ def predict_problems(
         _compile(groups, gpu, builder, meter, progress)
     except KeyboardInterrupt:
         interrupted = True
+    except RunEndedError as error:
+        stopped = str(error)
     rows: dict[Problem, Row] = {}
     # Problems, and groups of one spec too, share configs: each counts once.
     rejected: Rejected = {}
     tried: set[tuple[Spec, Config]] = set()
-    failed: dict[tuple[Spec, Config], str] = {}
+    failed: dict[tuple[Spec, Config], Outcome] = {}
     known: set[tuple[Spec, Config]] = set()
     for group in groups:
         spec = group.problems[0].spec
         rejected |= group.rejected
         tried |= {(spec, config) for config in group.built}
-        usable: dict[Config, Built] = {}
-        for config, built in group.built.items():
-            judged = judge_resources(group.problems[0], config, gpu, built)
-            if judged is None:
-                usable[config] = built
-            else:
-                failed[spec, config] = judged.status
+        judged = {each: judge_resources(group.problems[0], each, gpu, built) for each, built in group.built.items()}
+        bad = {config: outcome for config, outcome in judged.items() if outcome is not None}
+        usable = {config: built for config, built in group.built.items() if config not in bad}
+        failed |= {(spec, config): outcome for config, outcome in bad.items()}
+        failure = commonest((each.status, each.message) for each in bad.values())
         for problem in group.problems:
             earlier = _earlier(problem, gpu, group, store)
             known |= {(spec, config) for config in earlier}
-            rows[problem] = _conclude(problem, gpu, group, {**earlier, **usable}, store, known=len(earlier))
+            row = _conclude(problem, gpu, group, {**earlier, **usable}, store, known=len(earlier))
+            rows[problem] = dataclasses.replace(row, failure=failure)
     return Report(
         gpu=gpu,
         measured=False,
-        rows=tuple(rows.get(each, Row(problem=each, why="interrupted before its turn")) for each in problems),
+        rows=tuple(rows.get(each, Row(problem=each, why="the run ended before its turn")) for each in problems),
         session=new_id(),
         seconds=meter.elapsed,
         rejected=sum(rejected.values(), Counter[str]()),
-        failed=Counter(failed.values()),
+        failed=Counter(each.status for each in failed.values()),
         distinct_tried=len(tried),
         distinct_known=len(known - tried),
         interrupted=interrupted,
+        stopped=stopped,
         note=note,
     )
 
@@ -137,7 +143,7 @@ def _compile(
     waiting = _in_turns(groups)
     total = sum(len(group.candidates) for group in groups)
     running: dict[Future[Built], tuple[_Group, Config]] = {}
-    begun, done = 0, 0
+    begun, done, refused = 0, 0, 0
     more = True
     while True:
         while more and len(running) <= builder.workers:
@@ -157,10 +163,12 @@ def _compile(
         wait_for_any(running)
         for job in [each for each in running if each.done()]:
             group, config = running.pop(job)
-            group.built[config] = result(job)
+            group.built[config] = built = job.result()
             done += 1
+            refused += bool(built.error)
             meter.trials = done
-            text = f"compiled {done} of {total}: {config}"
+            failing = f", {refused} failed" if refused else ""
+            text = f"compiled {done - refused} of {total}{failing}: {config}"
             progress(Progress(max(1 - meter.left, done / total), text, gpu=f"{gpu}, predicted"))
 
 

@@ -12,7 +12,7 @@ from flashtune.tuned_db.store import Store
 
 from .blocklist import Blocklist
 from .budget import Meter
-from .build import Built, result
+from .build import Built
 from .finals import finalists
 from .lane import Lane, Task
 from .records import flags, measurement
@@ -55,7 +55,7 @@ class Recorder:
         """Stores the outcomes that wait. Gives the tasks whose configs are blocklisted now, because of these rows."""
         rows = self._store.record_all(
             measurement(
-                outcome, task.target.problem, task.config, self._gpu, result(task.job), lane.post.evidence,
+                outcome, task.target.problem, task.config, self._gpu, task.job.result(), lane.post.evidence,
                 session=self.session, seed=self._seed,
             )
             for lane, task, outcome in self._waiting

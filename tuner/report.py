@@ -9,6 +9,8 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import Problem
 
+from .failure import Failure
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -36,6 +38,8 @@ class Row:
     """Configs tried in this run: measured, or compiled where nothing could be measured."""
     known: int = 0
     """Configs measured in earlier runs and not tried again."""
+    failure: Failure | None = None
+    """What most of the configs that failed have failed of; None if none has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

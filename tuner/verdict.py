@@ -15,6 +15,7 @@ from flashtune.tuned_db.ranked import Ranked
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.winners import rank
 
+from .failure import commonest
 from .report import Row
 from .target import Target
 
@@ -23,7 +24,8 @@ def verdict(problem: Problem, target: Target | None, store: Store, gpu: Gpu) -> 
     """The row of the report; ``target`` is None where the run did not come to ``problem``."""
     if target is None:
         return Row(problem=problem, why="the run ended before its turn")
-    base = Row(problem=problem, tried=target.tried, known=target.known, why=target.skipped)
+    failure = commonest((each.status, each.message) for each in target.rows.values() if each.status != "ok")
+    base = Row(problem=problem, tried=target.tried, known=target.known, why=target.skipped, failure=failure)
     rows = store.measurements(problem=problem, gpu_key=gpu.key, status="ok")
     usable = [
         each
@@ -32,7 +34,8 @@ def verdict(problem: Problem, target: Target | None, store: Store, gpu: Gpu) -> 
         and each.variant[2] == source_digest(problem.spec, each.config)
     ]
     if not usable:
-        return dataclasses.replace(base, why=target.skipped or "no config was correct, or none was tried in time")
+        nothing = "no config was correct" if target.rows else "no config was tried in time"
+        return dataclasses.replace(base, why=target.skipped or nothing)
     chosen, following = usable[0], usable[1] if len(usable) > 1 else None
     seconds = chosen.median_us / 1e6
     bound = limit(problem, gpu)

@@ -30,11 +30,12 @@ from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.trust import Claim, claim_of, defaults, trust_of
 
 from .budget import Budget, Meter
-from .build import Builder, ProcessBuilder, interrupts_held, spare_workers
-from .coordinator import Coordinator, NoDeviceLeftError
+from .build import Builder, ProcessBuilder, spare_workers
+from .coordinator import Coordinator
 from .lane import Lane
 from .measured import leave_alone
 from .post import Post
+from .process import RunEndedError, interrupts_held
 from .report import Progress
 from .session import locate
 from .sharing import deal, trial_seconds
@@ -187,7 +188,7 @@ def verify_claims(
             run.run(lanes)
     except KeyboardInterrupt:
         interrupted = True
-    except NoDeviceLeftError as error:
+    except RunEndedError as error:
         stopped = str(error)
     finally:
         try:

@@ -1,16 +1,12 @@
 """One device, one process: a worker that may die, what it can be asked, and what it answers.
 
-Requests and answers are values that travel over a pipe between processes of this program. The process that owns the
-device is started by spawn, sees no Ctrl-C, and ends with the session, whatever ends it.
+Requests and answers are values that travel over a pipe between processes of this program (`process.py`).
 """
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar, Protocol
 
@@ -18,7 +14,8 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
 
-from .build import Built, begin, interrupts_held
+from .build import Built
+from .process import Child
 from .readings import Readings
 from .trial import Bench, DeviceLostError, Evidence, Outcome
 
@@ -185,67 +182,24 @@ class Worker(Protocol):
         """How the worker ended, for people; empty while it has not."""
 
 
-class ProcessWorker:
+class ProcessWorker(Child):
     """Starts a process that opens ``unit``; :class:`OSError` if there can be none."""
 
     def __init__(self, unit: Unit) -> None:
-        context = get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        leash, self._leash = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=_serve, args=(unit, theirs, leash), daemon=True, name=f"flashtune {unit.name}"
-        )
-        try:
-            with interrupts_held():
-                self._process.start()
-        except BaseException:
-            self.end()
-            raise
-        finally:
-            theirs.close()  # or the death of the worker would not close the pipe
-            leash.close()
-
-    def send(self, request: Request) -> None:
-        self.connection.send(request)
-
-    def receive(self) -> Any:
-        return self.connection.recv()
-
-    def kill(self) -> None:
-        self._process.kill()  # a kernel that hangs lets no gentler end through, and there is nothing to lose
-
-    def end(self) -> None:
-        if self._process.pid is not None:
-            self._process.kill()
-        self.connection.close()
-        self._leash.close()
-
-    def fate(self) -> str:
-        code = self._process.exitcode  # None until the last thread is gone, and with it all that it held of the device
-        if code is None:
-            return ""
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"exited with code {code}"
+        super().__init__(f"flashtune {unit.name}", _serve, unit)
 
 
-def _serve(unit: Unit, connection: Connection, leash: Connection) -> None:
+def _serve(unit: Unit, connection: Connection) -> None:
     """A worker's life: opens the device, then answers until the session or the device is gone."""
-    begin(leash)
     try:
         bench = unit.open()
         said: Answer = Ready(bench.evidence)
     except Exception as error:
         said = Lost(_described(error))
-    try:
+    connection.send(said)
+    while not isinstance(said, Lost):
+        said = answer(connection.recv(), bench)
         connection.send(said)
-        while not isinstance(said, Lost):
-            said = answer(connection.recv(), bench)
-            connection.send(said)
-    except (EOFError, OSError):
-        pass  # the session is gone
-    finally:
-        os._exit(1)  # a broken CUDA context can't be tidied up, and a sound one ends with its process
 
 
 def _described(error: Exception) -> str:

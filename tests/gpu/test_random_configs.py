@@ -20,7 +20,7 @@ from flashtune.codegen.device import require_device
 from flashtune.codegen.family import Family, family
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
-from flashtune.tuner.build import ProcessBuilder, result
+from flashtune.tuner.build import ProcessBuilder
 from flashtune.tuner.capacity import cores
 from flashtune.tuner.coordinator import render
 
@@ -80,7 +80,7 @@ def drawn(request: pytest.FixtureRequest, _own_database: None) -> list[Draw]:
     builder = ProcessBuilder(require_device().arch, cores())
     try:
         jobs = [builder.submit(render(problem, config)) for problem, config in found]
-        refused = [error for job in jobs if (error := result(job).error)]
+        refused = [error for job in jobs if (error := job.result().error)]
     finally:
         builder.close()
     assert not refused, refused[0]

@@ -1,55 +1,62 @@
-"""Compile workers end with their session, whatever ends it, never see a Ctrl-C, and are replaced when they die."""
+"""Compile workers end with their session, whatever ends it, never see a Ctrl-C, and are replaced when they die.
+
+What is tried again in another process is a job of its own: a death costs no other source anything.
+"""
 
 from __future__ import annotations
 
+import _multiprocessing
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children
+from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any
 
 import pytest
+import slow_compiler
 from processes import alive
-from tuner_fakes import FAMILY, GPU, problem
+from tuner_fakes import GPU, FakeBuilder, only_sm80, problem, run
 
 import flashtune
 from flashtune.codegen.render import Source
-from flashtune.errors import FlashtuneError
+from flashtune.errors import MissingDependency
+from flashtune.tuned_db.store import Store
 from flashtune.tuner import build
-from flashtune.tuner.build import Built, ProcessBuilder, broken, result
-from flashtune.tuner.coordinator import render
-from flashtune.tuner.space import make_space
+from flashtune.tuner.budget import Budget
+from flashtune.tuner.build import MAX_DEATHS, Built, NoCompilerError, ProcessBuilder
+from flashtune.tuner.predicted import predict_problems
+from flashtune.tuner.process import Child
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 
 SESSION = """
 import multiprocessing, sys, time
-from tuner_fakes import FAMILY, GPU, problem
-from flashtune.tuner.build import ProcessBuilder, build
-from flashtune.tuner.coordinator import render
+import slow_compiler
+from flashtune.codegen.render import Source
+from flashtune.tuner import build
 
-if __name__ == "__main__":
-    builder = ProcessBuilder(GPU.arch, 1)
-    builder.submit(render(problem(), FAMILY.default(problem().spec, GPU)))
-    workers = multiprocessing.active_children()
-    masks = [open(f"/proc/{each.pid}/status").read().split("SigBlk:")[1].split()[0] for each in workers]
-    print(*(int(mask, 16) >> 1 & 1 for mask in masks), flush=True)
-    print(*(each.pid for each in workers), flush=True)
-    builder._pool.submit(time.sleep, 60)
-    time.sleep(1)
-    sys.stdin.readline()
-    builder.close()
+build.build = slow_compiler.build
+builder = build.ProcessBuilder("sm_90a", 1)
+builder.submit(Source("600", "int slow;"))
+while not (workers := multiprocessing.active_children()):
+    time.sleep(0.01)
+masks = [open(f"/proc/{each.pid}/status").read().split("SigBlk:")[1].split()[0] for each in workers]
+print(*(int(mask, 16) >> 1 & 1 for mask in masks), flush=True)
+print(*(each.pid for each in workers), flush=True)
+sys.stdin.readline()
+builder.close()
 """
 
 
 @pytest.fixture
 def session(tmp_path: Path) -> subprocess.Popen[str]:
-    """A process with a worker that is busy for a minute."""
+    """A process with a worker that is busy for ten minutes."""
     script = tmp_path / "session.py"
     script.write_text(SESSION)
     environment = {
@@ -78,81 +85,142 @@ def test_workers_end_at_once_with_the_session(session: subprocess.Popen[str], ho
         assert not any(alive(pid) for pid in workers)
 
 
-@pytest.mark.nvrtc
-def test_a_compile_worker_that_is_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path))
-    before = {each.pid for each in active_children()}
-    sources = [render(problem(), config) for config in make_space(problem(), GPU, FAMILY).configs[:3]]
-    builder = ProcessBuilder(GPU.arch, 1)
-    try:
-        jobs = [builder.submit(each) for each in sources]
-        (worker,) = (each for each in active_children() if each.pid not in before)
-        worker.kill()
-        jobs[-1].exception(300)
-        again = [result(builder.submit(each)) for each in sources]
-    finally:
-        builder.close()
-    assert [each.digest for each in again] == [each.digest for each in sources]
-    assert not any(each.error for each in again)
+@pytest.fixture
+def tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which each try of `slow_compiler.deadly`, which compiles here, leaves a file."""
+    monkeypatch.setattr(build, "build", slow_compiler.deadly)
+    monkeypatch.setenv("TRIES", str(tmp_path))
+    return tmp_path
 
 
-class Pools:
-    """In place of process pools: each breaks over the sources in ``deadly``, and over all that come behind."""
-
-    def __init__(self, deadly: set[str]) -> None:
-        self.deadly = deadly
-        self.count = 0
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        self.count += 1
-        return Pool(self)
+@pytest.fixture
+def builder() -> Iterator[ProcessBuilder]:
+    made = ProcessBuilder("sm_90a", 2)
+    yield made
+    made.close()
 
 
-class Pool:
-    def __init__(self, pools: Pools) -> None:
-        self.pools = pools
-        self.broken = False
+def made(deaths: int, what: str = "") -> Source:
+    return Source(f"{deaths} deaths", f"int {what};")
 
-    def submit(self, function: Any, source: Source, arch: str) -> Future[Built]:
-        if self.broken:
-            raise BrokenProcessPool
-        self.broken = source.digest in self.pools.deadly
-        job: Future[Built] = Future()
-        if self.broken:
-            job.set_exception(BrokenProcessPool())
-        else:
-            job.set_result(Built(digest=source.digest))
+
+@pytest.mark.parametrize("deaths", range(MAX_DEATHS))
+def test_a_source_is_tried_again_where_its_worker_died(tries: Path, builder: ProcessBuilder, deaths: int) -> None:
+    job = builder.submit(made(deaths))
+    assert builder.submit(made(deaths)) is job
+    assert job.result(300) == Built(digest=made(deaths).digest, registers=96)
+    assert len(list(tries.iterdir())) == deaths + 1
+
+
+def test_a_source_that_kills_three_workers_is_given_up_and_others_are_not(tries: Path, builder: ProcessBuilder) -> None:
+    deadly = builder.submit(made(MAX_DEATHS))
+    others = [builder.submit(made(0, f"other{number}")) for number in range(6)]
+    assert not any(each.result(300).error for each in others)
+    given_up = deadly.result(300)
+    assert given_up.crashed
+    assert "died 3 times over it; the last one was killed by SIGKILL" in given_up.error
+    counted = Counter(path.name.partition(".")[0] for path in tries.iterdir())
+    assert counted == {made(MAX_DEATHS).digest: 3, **{made(0, f"other{number}").digest: 1 for number in range(6)}}
+
+
+def test_workers_that_never_compile_anything_end_the_session(tries: Path, builder: ProcessBuilder) -> None:
+    jobs = [builder.submit(made(MAX_DEATHS, f"bad{number}")) for number in range(5)]
+    with pytest.raises(NoCompilerError, match=r"died over each of [3-5] sources, the last one was killed by SIGKILL"):
+        [each.result(300) for each in jobs]
+
+
+def test_what_a_worker_died_of_is_told(monkeypatch: pytest.MonkeyPatch, builder: ProcessBuilder) -> None:
+    monkeypatch.setattr(build, "build", slow_compiler.closing)
+    assert "the last one exited with code 7" in builder.submit(made(0)).result(300).error
+
+
+def test_workers_that_can_not_start_end_the_session(monkeypatch: pytest.MonkeyPatch, builder: ProcessBuilder) -> None:
+    monkeypatch.setattr(build, "_serve", slow_compiler.missing)  # it takes other arguments
+    with pytest.raises(NoCompilerError, match="3 compile workers in a row ended as they started; each exited with"):
+        builder.submit(made(0)).result(300)
+
+
+def test_no_process_at_all_ends_the_session(monkeypatch: pytest.MonkeyPatch, builder: ProcessBuilder) -> None:
+    def refuse(*_: object) -> Child:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(build, "Child", refuse)
+    with pytest.raises(NoCompilerError, match="no compile worker can be started: Resource temporarily unavailable"):
+        builder.submit(made(0)).result(300)
+
+
+def test_a_compiler_that_is_not_installed_is_that_error(
+    monkeypatch: pytest.MonkeyPatch, builder: ProcessBuilder
+) -> None:
+    monkeypatch.setattr(build, "build", slow_compiler.missing)
+    with pytest.raises(MissingDependency, match="no compiler is installed"):
+        builder.submit(made(0)).result(300)
+
+
+def test_workers_that_were_killed_while_idle_are_nobodys_fault(tries: Path, builder: ProcessBuilder) -> None:
+    for job in [builder.submit(made(0, f"first{number}")) for number in range(2)]:
+        job.result(300)
+    for child in active_children():
+        child.kill()
+        child.join()
+    assert not builder.submit(made(MAX_DEATHS - 1)).result(300).error
+
+
+def test_one_killed_worker_loses_nothing_of_a_predicted_run(
+    tries: Path, builder: ProcessBuilder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """F8: every third source kills its worker once. All are ranked, as without a death."""
+    path = tmp_path_factory.mktemp("store") / "tuned.db"
+    with Store.open(path) as store:
+        report = predict_problems(
+            [problem()], GPU, store, builder, Budget(trials=12), only_sm80, lambda progress: None, note=""
+        )
+        assert len(store.predictions()) == 12
+    assert (report.tried, report.failed, report.stopped) == (12, {}, "")
+    assert len(list(tries.iterdir())) > 12
+
+
+class Limited(FakeBuilder):
+    """Compiles so many sources, then none any more."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.left = count
+
+    def submit(self, source: Source) -> Future[Built]:
+        job = super().submit(source)
+        if len(self.submitted) > self.left:
+            job = Future()
+            job.set_exception(NoCompilerError("the machine is on fire"))
         return job
 
-    def shutdown(self, **options: Any) -> None:
-        pass
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_where_nothing_compiles_any_more_what_did_is_ranked_and_stored(tmp_path: Path, count: int) -> None:
+    """F8, the kind: whatever ends the compiling, what was compiled is kept, and the reason is told."""
+    with Store.open(tmp_path / "tuned.db") as store:
+        report = predict_problems(
+            [problem()], GPU, store, Limited(count), Budget(trials=12), only_sm80, lambda progress: None, note=""
+        )
+        assert len(store.predictions()) == count
+    assert report.stopped == "the machine is on fire"
+    assert report.tried == count
 
 
-SOURCES = [Source(f"{name}.cu", f"int {name};") for name in ("good", "deadly", "better", "best")]
+def test_a_measured_run_without_a_compiler_ends_with_what_it_has(tmp_path: Path) -> None:
+    report = run(tmp_path / "tuned.db", [problem()], 12, builder=Limited(5))
+    assert "the machine is on fire. Everything up to here is stored" in report.stopped
+    assert report.rows[0].config is not None
 
 
-def test_a_source_that_breaks_three_pools_is_given_up_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    good, deadly, *others = SOURCES
-    pools = Pools({deadly.digest})
-    monkeypatch.setattr(build, "ProcessPoolExecutor", pools)
-    builder = ProcessBuilder("sm_90a", 1)
-    for other in (good, *others):
-        assert not result(builder.submit(other)).error
-        assert broken(builder.submit(deadly))
-    given_up = result(builder.submit(deadly))
-    assert given_up.crashed
-    assert "died 3 times" in given_up.error
-    assert pools.count == 3
-    builder.close()
+def test_semaphores_are_not_needed(monkeypatch: pytest.MonkeyPatch, tries: Path, builder: ProcessBuilder) -> None:
+    """F13: without a usable /dev/shm there are none, and workers compile even so."""
 
+    class Refused(_multiprocessing.SemLock):
+        def __new__(cls, *_: object) -> Refused:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-def test_pools_that_never_compile_anything_end_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    pools = Pools({each.digest for each in SOURCES})
-    monkeypatch.setattr(build, "ProcessPoolExecutor", pools)
-    builder = ProcessBuilder("sm_90a", 1)
-    for each in SOURCES[:-1]:
-        builder.submit(each)
-    with pytest.raises(FlashtuneError, match="if __name__ == '__main__'"):
-        builder.submit(SOURCES[-1])
-    assert pools.count == build.MAX_DEATHS
-    builder.close()
+    monkeypatch.setattr("_multiprocessing.SemLock", Refused)
+    with pytest.raises(OSError, match="Read-only"):
+        get_context("spawn").Lock()
+    assert not builder.submit(made(1)).result(300).error

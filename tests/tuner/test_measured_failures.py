@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
-from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, ShutBench, problem, run, stored
+from tuner_fakes import FAMILY, GPU, FakeBench, ShutBench, problem, run, stored
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import Source
 from flashtune.tuned_db.store import Store
 from flashtune.tuner import post
 from flashtune.tuner.build import Built
@@ -197,20 +194,6 @@ def test_deaths_over_a_reference_that_was_made_in_between_do_not_add_up(path: Pa
     report = run(path, [PROBLEM], 10, bench=Unlucky(outcome=outcome))
     assert report.failed == {}
     assert report.rows[0].tried == 10
-
-
-def test_a_compiler_that_died_is_asked_again(path: Path) -> None:
-    class Dying(FakeBuilder):
-        def submit(self, source: Source) -> Future[Built]:
-            job = super().submit(source)
-            if self.submitted[source.digest] == 1:
-                job = Future()
-                job.set_exception(BrokenProcessPool())
-            return job
-
-    report = run(path, [PROBLEM], 10, builder=Dying())
-    assert report.tried == 10
-    assert report.failed == {}
 
 
 def test_a_source_that_the_compiler_dies_over_is_a_failure_that_may_pass(path: Path) -> None:
