@@ -10,6 +10,8 @@ import ctypes
 import functools
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +19,7 @@ from cupy.cuda import runtime
 from cupy.cuda.function import Module
 from cupy_backends.cuda.api import driver
 
-from flashtune.errors import IllegalConfig, LaunchError
+from flashtune.errors import ContextLost, IllegalConfig, LaunchError
 
 from .cache import compiled
 from .compile import Compiled
@@ -25,11 +27,16 @@ from .plan import PARAMS_BYTES, POINTERS, TENSORS, Kernel, Plan, Strides, Tensor
 from .problem import Problem
 from .tensor_map import MAP_BYTES
 
+CUDA_ERRORS = (runtime.CUDARuntimeError, driver.CUDADriverError)
+"""What CuPy raises where CUDA refuses something; users of flashtune get :meth:`LaunchError.of` it."""
+
 pack_pointers = POINTERS.pack_into
 
 KEPT_MAPS = 64
 """Sets of tensor maps that a bound plan keeps, four of 128 bytes each: enough for what a loop rotates through."""
 _MAP_ALIGNMENT = 64
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
 
 
 class DeviceGuard:
@@ -51,6 +58,34 @@ class DeviceGuard:
     ) -> None:
         if self.previous != self.device:
             runtime.setDevice(self.previous)
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """A block in which this thread may load and allocate while it or another thread captures a CUDA graph.
+
+    While any thread captures in global mode, torch's default, the driver refuses both to every thread, and who tries
+    ruins that capture. What this block launches on a stream that captures is still captured.
+    """
+    before = exchange_capture_mode(_RELAXED)
+    try:
+        yield
+    finally:
+        exchange_capture_mode(before)
+
+
+def exchange_capture_mode(mode: int) -> int:
+    """Gives this thread ``mode``, a CUstreamCaptureMode, and returns the one that it had. CuPy does not offer this."""
+    swapped = ctypes.c_int(mode)
+    status = _driver_library().cuThreadExchangeStreamCaptureMode(ctypes.byref(swapped))
+    if status:
+        raise LaunchError(f"the driver refused stream capture mode {mode} (error {status})")
+    return swapped.value
+
+
+@functools.cache
+def _driver_library() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")  # there already: CuPy has loaded it
 
 
 class _Slot:
@@ -130,8 +165,8 @@ class BoundPlan:
             if workspace:
                 runtime.memsetAsync(workspace, 0, self.loaded.plan.zeroed_bytes, stream)
             self._launch(stream, slot.address, 0)
-        except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
-            raise LaunchError(f"{self.loaded.plan.config} on {self.loaded.plan.gpu}: {error}") from error
+        except CUDA_ERRORS as error:
+            raise LaunchError.of(f"{self.loaded.plan.config} on {self.loaded.plan.gpu}", error) from error
         slots.append(slot)
 
 
@@ -163,6 +198,8 @@ def load(plan: Plan, device: int) -> LoadedPlan:
             )
     try:
         return LoadedPlan(plan, device, _built(plan, refresh=False))
+    except ContextLost:
+        raise
     except LaunchError:  # a cubin that the driver refuses may be an old one: once more with a fresh one
         return LoadedPlan(plan, device, _built(plan, refresh=True))
 
@@ -180,8 +217,9 @@ def _load(kernel: Kernel, built: Compiled, plan: Plan) -> Any:
             function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.shared_memory
         )
     except driver.CUDADriverError as error:
-        raise LaunchError(
-            f"{plan.config} could not be loaded on {plan.gpu} ({error}). The cubin is for {built.arch}, built by NVRTC "
-            f"{built.nvrtc}; the driver supports CUDA {runtime.driverGetVersion()}"
+        raise LaunchError.of(
+            f"{plan.config} could not be loaded on {plan.gpu} (the cubin is for {built.arch}, built by NVRTC "
+            f"{built.nvrtc}; the driver supports CUDA {runtime.driverGetVersion()})",
+            error,
         ) from error
     return function

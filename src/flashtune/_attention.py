@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._arrays import kind_of, kinds
+from ._options import flag, real_scale
 
 if TYPE_CHECKING:
     from flashtune.codegen.config import Config
@@ -33,7 +34,8 @@ def attention(
             reads key head ``h // (num_heads // num_heads_kv)``.
         v: (batch, seqlen_k, num_heads_kv, head_dim_v). head_dim_v may be another than head_dim, with the same limits.
         causal: Key j is visible to query i when ``j <= i + seqlen_k - seqlen_q``: the last query sees every key.
-        scale: Any number up to 2**127 in magnitude, 0 and negative ones too; None is ``1 / sqrt(head_dim)``.
+            Flags are of type bool or numpy.bool, never 0, 1 or an array.
+        scale: Any real number up to 2**127 in magnitude, 0 and negative ones too; None is ``1 / sqrt(head_dim)``.
         return_lse: Also return the natural logarithm of the sum of exp of the scaled visible scores: float32,
             contiguous (batch, num_heads, seqlen_q) for both layouts.
         out: Receives the output: (batch, seqlen_q, num_heads, head_dim_v), dtype and device of q, last stride 1. Its
@@ -49,19 +51,21 @@ def attention(
     graph that CuPy captures it is kept for good, since CuPy reserves nothing for graphs.
 
     The first call with new shapes, strides, dtypes or options validates, looks the kernel up and loads it; 4096 such
-    kinds of call are remembered per array library, the oldest are forgotten. Later calls cost microseconds and can be
-    captured in a CUDA graph.
+    kinds of call are remembered per array library, the oldest are forgotten. Later calls cost microseconds. Both can be
+    captured in a CUDA graph, a first one with a driver of CUDA 12.3 or newer; neither disturbs a capture in another
+    thread.
 
     Returns:
         The output, (batch, seqlen_q, num_heads, head_dim_v) in the layout of q, contiguous unless ``out`` is given;
         with ``return_lse`` the pair (output, LSE).
 
     Raises:
-        InvalidInput, InvalidType: An argument is wrong; nothing was allocated or launched. Also on a first call while
-            a CUDA graph is being captured, if its kernel is not loaded yet.
+        InvalidInput, InvalidType: An argument is wrong; nothing was allocated or launched. Also on a first call inside
+            a CUDA graph capture whose kernel can't be loaded there, before anything that the capture forbids.
         UnsupportedProblem: No kernel, or not the family of ``config``, serves the problem on this GPU.
         IllegalConfig: ``config`` can't be used for the problem on this GPU.
         CompileError, LaunchError, MissingDependency: see :mod:`flashtune.errors`.
+        ContextLost: A LaunchError after which the GPU can only be used from a new process.
         NotImplementedError: A tensor requires grad while grad is enabled.
 
     Example:
@@ -71,5 +75,12 @@ def attention(
         >>> attention(q, k, v, causal=True).shape
         (1, 128, 8, 64)
     """
+    # Options are parts of keys, where 1 equals True: each comes in one type, or a call would be judged by earlier ones.
+    if causal is not False and causal is not True:
+        causal = flag("causal", causal)
+    if return_lse is not False and return_lse is not True:
+        return_lse = flag("return_lse", return_lse)
+    if scale is not None and type(scale) is not float:
+        scale = real_scale(scale)
     kind = kinds.get(type(q)) or kind_of(q)
     return kind.call(q, k, v, out, (causal, scale, return_lse, layout, config))

@@ -5,26 +5,17 @@ Runs once per kind of call: what passes is remembered by shapes, strides, dtypes
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.plan import Strides
 from flashtune.codegen.problem import INPUT_DTYPES, VECTOR_ALIGNMENT, Problem
 from flashtune.codegen.tensor_map import MAX_STRIDE
-from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, InvalidType
 
 from ._arrays import Facts, Options
-
-LAYOUTS: dict[str, tuple[int, int, int]] = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1)}
-"""Where batch, row and head are, by layout; head_dim is last."""
-
-MAX_SCALE = 2.0**127
-"""Kernels multiply the scale by log2(e) in float32."""
+from ._options import LAYOUTS, check_options
 
 Extent = tuple[int, int]
 """First byte and one past the last byte that a tensor reaches, counted from its address."""
@@ -53,7 +44,7 @@ class Call:
 def check_call(q: Facts, k: Facts, v: Facts, out: Facts | None, options: Options) -> Call:
     """Everything that can be wrong with a call but the overlap of ``out``, which depends on addresses."""
     causal, scale, return_lse, layout, config = options
-    _check_options(causal, scale, return_lse, layout, config)
+    check_options(causal, scale, return_lse, layout, config)
     inputs = (q, k, v)
     batch_at, row_at, head_at = LAYOUTS[layout]
     _check_arrays(inputs, layout)
@@ -84,7 +75,7 @@ def check_call(q: Facts, k: Facts, v: Facts, out: Facts | None, options: Options
         seqlen_k=seqlen_k,
         num_heads=num_heads,
         num_heads_kv=num_heads_kv,
-        causal=bool(causal),
+        causal=causal,
         head_dim_v=head_dim_v,
         alignment=VECTOR_ALIGNMENT if all(map(_is_aligned, used)) else q.item_bytes,
     )
@@ -94,8 +85,8 @@ def check_call(q: Facts, k: Facts, v: Facts, out: Facts | None, options: Options
         problem=problem,
         empty=batch == 0 or seqlen_q == 0,
         strides=(q_strides, k_strides, v_strides, out_strides),
-        scale=problem.default_scale if scale is None else float(scale),
-        return_lse=bool(return_lse),
+        scale=problem.default_scale if scale is None else scale,
+        return_lse=return_lse,
         config=config,
         copies=copies,
         shape=shape,
@@ -137,26 +128,6 @@ def extent(array: Facts) -> Extent:
     low = sum(step for step in steps if step < 0)
     high = sum(step for step in steps if step > 0) + 1
     return (low * array.item_bytes, high * array.item_bytes)
-
-
-def _check_options(causal: Any, scale: Any, return_lse: Any, layout: Any, config: Any) -> None:
-    for name, got in (("causal", causal), ("return_lse", return_lse)):
-        if not isinstance(got, bool):
-            raise InvalidType(f"{name}={shown(got)} must be True or False")
-    if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise InvalidInput(f"layout={shown(layout)} is not known. Known: {', '.join(map(repr, LAYOUTS))}")
-    if config is not None and not isinstance(config, Config):
-        raise InvalidType(f"config={shown(config)} must be a config of a kernel family, or None")
-    if scale is None:
-        return
-    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise InvalidType(f"scale={shown(scale)} must be a real number, or None for 1/sqrt(head_dim)")
-    try:
-        value = float(scale)
-    except OverflowError:
-        value = math.inf
-    if not abs(value) <= MAX_SCALE:  # false for NaN too
-        raise InvalidInput(f"scale={shown(scale)} must be finite and at most 2**127 ({MAX_SCALE:.4g}) in magnitude")
 
 
 def _check_arrays(inputs: tuple[Facts, Facts, Facts], layout: str) -> None:

@@ -12,7 +12,7 @@ from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import default_config
 from flashtune.codegen.plan import Plan
 from flashtune.codegen.problem import Problem
-from flashtune.errors import CompileError, IllegalConfig, InvalidType, LaunchError
+from flashtune.errors import CompileError, ContextLost, IllegalConfig, InvalidType, LaunchError
 from flashtune.tuned_db.captured import capture
 from flashtune.tuned_db.lookup import find
 
@@ -50,6 +50,8 @@ def plan_for(problem: Problem, gpu: Gpu, config: Config | None, load: Callable[[
     while True:
         try:
             return load(family(wanted.family).plan(problem, wanted, gpu))
+        except ContextLost:
+            raise  # another config would fail alike
         except (IllegalConfig, CompileError, LaunchError) as error:
             if wanted == default_config(problem, gpu, kinds):  # then the next family's
                 kinds = [each for each in kinds if each.name != wanted.family]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from flashtune.errors import InvalidType
+from flashtune.errors import InvalidType, LaunchError
 
 from ._arrays import Facts, Options
 from ._check import check_overlap
@@ -30,6 +30,7 @@ class CupyArrays(GpuArrays):
         self._ascontiguousarray = cupy.ascontiguousarray
         self._current_stream = cupy.cuda.get_current_stream
         self._context = layer.context
+        self._errors = layer.errors
         self._knows_contiguous = hasattr(cupy.ndarray, "_c_contiguous")
         """Whether an array says so for a quarter of what its strides cost."""
         self._recent: tuple[tuple[Any, ...], Ready | None] = ((), None)
@@ -70,22 +71,25 @@ class CupyArrays(GpuArrays):
         except (AttributeError, TypeError, ValueError) as error:  # an option that is an array compares as one
             raise self.refuse(q, k, v, out, options, error) from None
         if ready is None:
-            ready = self.prepare(key, q, k, v, out, options)
+            return self.call_first(key, q, k, v, out, options)
         if ready is not recent[1]:
             self._recent = key, ready
         if self._context() != ready.context:
             return self.launch_uncommon(ready, q, k, v, out)
-        if out is None:
-            out = self._array(ready.shape, dtype)
-            out_address = out.data.ptr
-        else:
-            check_overlap(ready.extents, q_address, k_address, v_address, out_address)
-        stream = self._current_stream(ready.device).ptr
-        if options[2]:
-            lse = self._array(ready.lse_shape, FLOAT32)
-            ready.launch(q_address, k_address, v_address, out_address, lse.data.ptr, stream)
-            return out, lse
-        ready.launch(q_address, k_address, v_address, out_address, 0, stream)
+        try:
+            if out is None:
+                out = self._array(ready.shape, dtype)
+                out_address = out.data.ptr
+            else:
+                check_overlap(ready.extents, q_address, k_address, v_address, out_address)
+            stream = self._current_stream(ready.device).ptr
+            if options[2]:
+                lse = self._array(ready.lse_shape, FLOAT32)
+                ready.launch(q_address, k_address, v_address, out_address, lse.data.ptr, stream)
+                return out, lse
+            ready.launch(q_address, k_address, v_address, out_address, 0, stream)
+        except self._errors as error:  # the allocator's: a launch raises its own
+            raise LaunchError.of(f"memory for the result of attention() on cuda:{ready.device}", error) from error
         return out
 
     def forget(self) -> None:

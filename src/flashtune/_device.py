@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from flashtune.codegen.compile import Compiled
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.plan import Plan, Strides
 from flashtune.errors import INSTALL, InvalidInput, LaunchError, MissingDependency
+
+CAPTURE_IMPLICIT = 906
+"""cudaErrorStreamCaptureImplicit."""
+LOADS_IN_CAPTURE = 12030
+"""From CUDA 12.3 on the driver loads a kernel while the thread that asks for it captures a graph."""
 
 
 class Bound(Protocol):
@@ -31,19 +36,28 @@ class Layer(Protocol):
 
     context: Callable[[], int]
     """The calling thread's current CUDA context (0 if there is none): asked on each warm call."""
+    errors: tuple[type[Exception], ...]
+    """What the library raises where CUDA refuses something; users get :meth:`LaunchError.of` it."""
 
     def guard(self, device: int) -> AbstractContextManager[None]:
-        """Makes ``device`` and its context current for a block, and restores what was current before."""
+        """Makes ``device`` and its context current for a block, and restores what was current before.
+
+        The block neither harms nor minds a CUDA graph that is captured meanwhile, and raises none of `errors`.
+        """
 
     def gpu(self, device: int) -> Gpu: ...
 
     def capturing(self, stream: int) -> bool:
-        """Whether ``stream`` of the current device records a CUDA graph."""
+        """Whether ``stream`` of the current device records a CUDA graph.
+
+        Raises :class:`InvalidInput` where nothing can run on it because of a capture.
+        """
 
     def load(self, plan: Plan, device: int, capturing: bool) -> Loaded:
         """``plan`` with its kernels on ``device``; compiles and loads those that are not there yet.
 
-        Raises :class:`InvalidInput` instead of loading while a graph is captured.
+        Raises :class:`InvalidInput` instead of loading while this thread captures a graph with a driver that is too old
+        for that.
         """
 
 
@@ -61,6 +75,7 @@ class CudaLayer:
                 f"arrays in device memory need CuPy, which can't be imported ({error}): {INSTALL}"
             ) from error
         self.context: Callable[[], int] = driver.ctxGetCurrent
+        self.errors: tuple[type[Exception], ...] = launch.CUDA_ERRORS
         self._launch = launch
         self._runtime = runtime
         self._loaded: dict[tuple[object, ...], Any] = {}
@@ -73,9 +88,15 @@ class CudaLayer:
         """The one layer of the process, so that CuPy and torch share loaded kernels."""
         return cls()
 
-    def guard(self, device: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def guard(self, device: int) -> Iterator[None]:
         self._refuse_in_fork()
-        return _CurrentDevice(device, self._launch.DeviceGuard(device), self._runtime)
+        try:
+            with self._launch.DeviceGuard(device), self._launch.relaxed_capture():
+                self._runtime.setDevice(device)  # a thread without a context gets that of the device
+                yield
+        except self.errors as error:
+            raise LaunchError.of(f"cuda:{device}", error) from error
 
     def current_device(self) -> int:
         device: int = self._runtime.getDevice()
@@ -89,17 +110,28 @@ class CudaLayer:
     def capturing(self, stream: int) -> bool:
         try:
             return bool(self._runtime.streamIsCapturing(stream))
-        except self._runtime.CUDARuntimeError:
-            return True  # the legacy default stream, asked while another stream captures
+        except self._runtime.CUDARuntimeError as error:
+            if getattr(error, "status", None) != CAPTURE_IMPLICIT:
+                raise LaunchError.of(f"stream {stream:#x}", error) from error
+            raise InvalidInput(
+                "a CUDA graph is being captured on a stream that waits for the default stream, on which nothing can "
+                "run until that ends: make this call on another stream, or capture on a non-blocking one"
+            ) from error
+        except RuntimeError as error:  # CuPy's own word for a capture that an error has ended
+            raise InvalidInput(
+                f"the CUDA graph that is being captured on this stream is invalid since an earlier error ({error}): "
+                "end the capture first"
+            ) from error
 
     def load(self, plan: Plan, device: int, capturing: bool) -> Loaded:
         key = (device, plan.gpu.arch, *((each.source.text, each.entry, each.shared_memory) for each in plan.kernels))
         first = self._loaded.get(key)
         if first is None:
-            if capturing:
+            if capturing and self._runtime.driverGetVersion() < LOADS_IN_CAPTURE:
                 raise InvalidInput(
-                    f"{plan.config} is not loaded yet, and a CUDA graph is being captured: call attention() once with "
-                    "arrays of the same kind, or flashtune.compile(problem), before the capture"
+                    f"{plan.config} is not loaded yet, and a CUDA graph is being captured, in which a driver older "
+                    "than CUDA 12.3 loads nothing: call attention() once with arrays of the same kind, or "
+                    "flashtune.compile(problem), before the capture"
                 )
             first = self._loaded[key] = self._launch.load(plan, device)
         again: Any = copy.copy(first)  # the same kernels with the grid of this problem
@@ -116,21 +148,3 @@ class CudaLayer:
                 f"process {os.getpid()} was forked after attention() had used CUDA, which does not survive a fork. "
                 "Start workers with multiprocessing's 'spawn' method"
             )
-
-
-class _CurrentDevice:
-    """`DeviceGuard` that also gives a thread without a CUDA context the one of ``device``."""
-
-    __slots__ = ("device", "guard", "runtime")
-
-    def __init__(self, device: int, guard: Any, runtime: Any) -> None:
-        self.device = device
-        self.guard = guard
-        self.runtime = runtime
-
-    def __enter__(self) -> None:
-        self.guard.__enter__()
-        self.runtime.setDevice(self.device)
-
-    def __exit__(self, *error: Any) -> None:
-        self.guard.__exit__(*error)

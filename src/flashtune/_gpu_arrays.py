@@ -2,8 +2,8 @@
 
 A subclass writes the warm path out in full, with the reads of its own library: one dict hit on shapes, strides,
 dtypes, devices, alignment bits and options leads to a `Ready`, and nothing else is decided. The key holds all that
-validation looked at, so a key that was once found valid is valid. What equals a valid option (1 for True) is the same
-key: refused at first, it passes once its equal has been seen, and means the same.
+validation looked at, so a key that was once found valid is valid. `attention()` sees to it that options which are equal
+as keys are of one type.
 """
 
 from __future__ import annotations
@@ -131,6 +131,16 @@ class GpuArrays(ArrayKind):
                     self.memo.pop(next(iter(self.memo)))
                 self.memo[key] = ready
         return ready
+
+    def call_first(self, key: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any, options: Options) -> Any:
+        """:meth:`call` for a kind of call that is not remembered under ``key``.
+
+        The launch is made under the guard as well: what it allocates is as new as its kernel, and a library that has to
+        ask the driver for memory would ruin a graph that another thread captures.
+        """
+        ready = self.prepare(key, q, k, v, out, options)
+        with self.layer.guard(ready.device):
+            return self.call(q, k, v, out, options)
 
     def forget(self) -> None:
         self.memo.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flashtune.errors import InvalidType
+from flashtune.errors import InvalidType, LaunchError
 
 from ._arrays import Facts, Options
 from ._check import check_overlap
@@ -111,10 +111,12 @@ class TorchArrays(GpuArrays):
                     out.requires_grad and self._is_grad_enabled(),
                 )
             ready = self.memo.get(key)
+        except LaunchError:
+            raise
         except (AttributeError, TypeError, RuntimeError, ValueError) as error:
             raise self.refuse(q, k, v, out, options, error) from None
         if ready is None:
-            ready = self.prepare(key, q, k, v, out, options)
+            return self.call_first(key, q, k, v, out, options)
         if self._context() != ready.context:
             return self.launch_uncommon(ready, q, k, v, out)
         if out is None:

@@ -10,6 +10,7 @@ FlashtuneError
 ├── NoGpu (RuntimeError)               no usable CUDA device or driver
 ├── CompileError (RuntimeError)        NVRTC refused the generated source
 ├── LaunchError (RuntimeError)         the driver refused to load or launch a kernel
+│   └── ContextLost                    the GPU is lost to this process: only a new one can use it
 ├── EmulationError (RuntimeError)      a kernel on the CPU did what it must not
 └── StoreError (RuntimeError)          a tuning database that can't be used
     ├── DatabaseDamaged                not a database, or fails its integrity check
@@ -72,7 +73,27 @@ class CompileError(FlashtuneError, RuntimeError):
 
 
 class LaunchError(FlashtuneError, RuntimeError):
-    """The driver refused to load or launch a kernel."""
+    """The driver refused to load or launch a kernel, or what a launch needs."""
+
+    @classmethod
+    def of(cls, what: str, error: Exception) -> LaunchError:
+        """The error for ``what``, which CUDA refused; ``error`` is CuPy's. `ContextLost` where that is for good."""
+        if getattr(error, "status", None) not in STICKY:
+            return LaunchError(f"{what}: {error}")
+        return ContextLost(
+            f"{what}: {error}. An earlier kernel, of flashtune or of other code, or the card itself has broken the "
+            "CUDA context: nothing can run on the GPU in this process any more. Start a new process; "
+            "compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, shows the kernel"
+        )
+
+
+class ContextLost(LaunchError):
+    """The CUDA context of this process is lost: each later call fails alike, and only a new process can go on."""
+
+
+STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
+"""Codes, those of the runtime and of the driver alike, that leave a process without CUDA: memory errors that can't be
+corrected, and what stops a kernel (a bad address or instruction, an assertion, a time limit)."""
 
 
 class EmulationError(FlashtuneError, RuntimeError):

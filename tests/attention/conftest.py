@@ -1,17 +1,23 @@
-"""Array libraries and a device without a GPU: a test that asks for `fakes` runs with each of two libraries."""
+"""Array libraries and a device without a GPU: a test that asks for `fakes` runs with each of two libraries, one that
+asks for `library` with each on the rules of CUDA."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flashtune import _arrays
 
-sys.path.append(str(Path(__file__).parent))  # fake_arrays.py, fake_layer.py, fake_calls.py
+sys.path.append(str(Path(__file__).parent))  # fake_arrays.py, fake_layer.py, fake_calls.py, fake_cuda.py
+import fake_arrays
 from fake_arrays import Fakes
+
+if TYPE_CHECKING:
+    from fake_cuda import FakeCuda
 
 
 @pytest.fixture(params=["torch", "cupy"])
@@ -22,3 +28,31 @@ def fakes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     _arrays.register(made.kind)
     yield made
     _arrays.unregister(made.kind)
+
+
+@pytest.fixture(params=["torch", "cupy"])
+def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
+    """Each fake library on the real device layer and a fake CUDA, of which it asks for all memory anew."""
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    from fake_cuda import FakeCuda
+
+    monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
+    cuda = FakeCuda(monkeypatch)
+    allocate = fake_arrays.allocate
+
+    def asked(shape: tuple[int, ...], dtype: Any) -> Any:
+        cuda.unsafe("malloc")
+        return allocate(shape, dtype)
+
+    monkeypatch.setattr(fake_arrays, "allocate", asked)
+    made = Fakes(request.param, cuda.layer)
+    _arrays.register(made.kind)
+    yield made
+    _arrays.unregister(made.kind)
+
+
+@pytest.fixture
+def cuda(library: Fakes) -> FakeCuda:
+    """The one under ``library``."""
+    found: FakeCuda = library.layer.cuda
+    return found

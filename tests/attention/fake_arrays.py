@@ -89,7 +89,7 @@ class FakeGuards:
 class FakeArray:
     """What flashtune reads of a CuPy array. Like CuPy's, a new one lies on the current device."""
 
-    layer: FakeLayer
+    layer: Any
 
     def __init__(self, shape: Any, dtype: Any = None, host: Any = None, device: int | None = None) -> None:
         self.host = allocate(shape, dtype) if host is None else host
@@ -120,11 +120,11 @@ def copied(host: Any) -> Any:
 
 
 class Fakes:
-    """One fake library and its device."""
+    """One fake library and its device, which may be another than a `FakeLayer`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, layer: Any = None) -> None:
         self.name = name
-        self.layer = FakeLayer()
+        self.layer: Any = layer or FakeLayer()
         self.memory = memory
         self.grad = True
         self.stream = 7000

@@ -35,6 +35,8 @@ def view(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: 
 class FakeLayer:
     """A machine of two H100s whose kernels are `tiled_attention`."""
 
+    errors: tuple[type[Exception], ...] = ()
+
     def __init__(self) -> None:
         self.state = threading.local()
         self.launches: list[SimpleNamespace] = []

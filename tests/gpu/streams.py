@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -63,6 +65,29 @@ class Stream:
 
     def synchronize(self) -> None:
         self.stream.synchronize()
+
+
+MODES = {"global": 0, "thread_local": 1, "relaxed": 2}
+"""cudaStreamCaptureMode, by torch's names."""
+
+
+@contextmanager
+def capture(library: Any, stream: Stream, mode: str = "") -> Iterator[list[Callable[[], None]]]:
+    """Captures the block on ``stream``, in ``mode`` or that of the library; the list then holds what replays it."""
+    replay: list[Callable[[], None]] = []
+    if library.name == "torch":
+        graph: Any = library.torch.cuda.CUDAGraph()
+        with library.torch.cuda.graph(graph, stream=stream.stream, capture_error_mode=mode or "global"):
+            yield replay
+        replay.append(graph.replay)
+        return
+    with stream:
+        stream.stream.begin_capture(MODES[mode or "relaxed"])
+        try:
+            yield replay
+        finally:
+            graph = stream.stream.end_capture()
+    replay.append(lambda: graph.launch(stream.stream))
 
 
 def address(library: Any, array: Any) -> int:

@@ -1,0 +1,103 @@
+"""F6: errors of CUDA on the way of a call: one of ours each, and those that last say that a new process is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_arrays import Fakes
+from fake_calls import inputs
+
+from flashtune import attention
+from flashtune.errors import STICKY, ContextLost, LaunchError
+
+pytest.importorskip("cupy", reason="CuPy is not installed")
+from cuda.bindings import driver, runtime
+from fake_cuda import FakeCuda
+
+from flashtune._device import CudaLayer
+
+COLD = ("setDevice", "attributes", "streamIsCapturing", "free", "load", "function", "attribute", "malloc", "launch", "")
+"""Calls of CUDA that a first call makes; all of them."""
+
+
+def refused(library: Fakes, **options: Any) -> LaunchError:
+    """The error of a call, beside which nothing is said: a warning is an error in tests."""
+    arrays = inputs(library)
+    with pytest.raises(LaunchError) as caught:
+        attention(*arrays, **options)
+    return caught.value
+
+
+def sound(library: Fakes, error: LaunchError) -> bool:
+    """Whether ``error`` is CuPy's or torch's, as its cause."""
+    return isinstance(error.__cause__, library.layer.errors) and str(error.__cause__) in str(error)
+
+
+@pytest.mark.parametrize("failing", COLD)
+@pytest.mark.parametrize("status", [700, 702, 719])
+def test_a_first_call_after_the_context_is_lost(library: Fakes, cuda: FakeCuda, failing: str, status: int) -> None:
+    cuda.status, cuda.failing = status, failing
+    error = refused(library)
+    assert type(error) is ContextLost
+    assert sound(library, error)
+    assert "Start a new process" in str(error)
+    assert "graph" not in str(error)
+    assert cuda.loads <= 1, "no other config is tried"
+
+
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}])
+@pytest.mark.parametrize(
+    ("library", "failing"), [("torch", "launch"), ("cupy", "launch"), ("cupy", "malloc")], indirect=["library"]
+)
+def test_a_warm_call_after_the_context_is_lost(
+    library: Fakes, cuda: FakeCuda, failing: str, options: dict[str, Any]
+) -> None:
+    """torch's allocator has errors of its own."""
+    for _ in range(2):
+        attention(*inputs(library), **options)
+    cuda.status, cuda.failing = 716, failing
+    error = refused(library, **options)
+    assert type(error) is ContextLost
+    assert sound(library, error)
+
+
+@pytest.mark.parametrize("failing", ["setDevice", "streamIsCapturing", "launch"])
+def test_what_passes_is_no_lost_context(library: Fakes, cuda: FakeCuda, failing: str) -> None:
+    cuda.status, cuda.failing = 701, failing  # out of resources
+    error = refused(library)
+    assert type(error) is LaunchError
+    assert sound(library, error)
+    assert "process" not in str(error)
+    cuda.status = 0
+    attention(*inputs(library))
+
+
+def test_any_cuda_error_is_no_capture() -> None:
+    """The runtime of the fault's own report."""
+
+    class Runtime:
+        class CUDARuntimeError(RuntimeError): ...
+
+        def streamIsCapturing(self, stream: int) -> bool:  # noqa: N802
+            raise self.CUDARuntimeError("cudaErrorLaunchTimeout: the launch timed out")
+
+    layer = object.__new__(CudaLayer)
+    layer._runtime = Runtime()
+    with pytest.raises(LaunchError, match="cudaErrorLaunchTimeout: the launch timed out"):
+        layer.capturing(0)
+
+
+@pytest.mark.parametrize("codes", [driver.CUresult, runtime.cudaError_t])
+def test_what_lasts_is_what_nvidia_says_does(codes: Any) -> None:
+    """Each code whose documentation asks for a new process; and a few that name no way out but are none."""
+    lasting = {each.value for each in codes if "terminated and relaunched" in " ".join((each.__doc__ or "").split())}
+    assert len(lasting) > 9
+    assert lasting <= STICKY
+    assert {each.value: each.name for each in codes if each.value in STICKY - lasting}.keys() <= {
+        214,
+        220,
+        226,
+        709,
+        710,
+    }
