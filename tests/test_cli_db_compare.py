@@ -46,7 +46,7 @@ def change(path: Path, statement: str) -> None:
 
 class TestHistory:
     def test_sessions_and_what_wins(self, filled: Path) -> None:
-        change(filled, "UPDATE measurement SET session = 'later', created = '2027-01-01T00:00:00Z' WHERE rowid % 2")
+        change(filled, "UPDATE measurement SET session = 'later', created = '2027-01-01T00:00:00.000Z' WHERE rowid % 2")
         first, *lines = call("history", *H200, *PROBLEM).stdout.splitlines()
         assert first == f"bfloat16 d128 b4 s4096 h16 causal on h200, {filled}: 2 sessions"
         heads = [line for line in lines if "  session " in line]

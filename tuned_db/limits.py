@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 from flashtune.errors import InvalidInput
 
+from .dates import FORM, is_date
 from .records import STAGES, STATUSES, THROTTLES, Measurement, Prediction
 
 MESSAGE_LIMIT = 2000
 _TEXT_LIMIT = 200
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_CREATED = re.compile(r"\d{4}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-6]\d(\.\d{1,6})?Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_GPU_KEY = re.compile(r"\d{1,2}\.\d[a-z]?/[^/]+(/[^/]+)*")
+_GPU_KEY = re.compile(r"\d{1,2}\.\d[a-z]?/[^/]+(/[^/]+)*", re.ASCII)
 _VERSION = re.compile(r"[0-9A-Za-z.+_-]{0,60}")
 
 T = TypeVar("T", "Measurement", "Prediction")
@@ -152,8 +152,15 @@ def check_card(contended: object, throttle: object) -> None:
     if throttle is not None:
         if not isinstance(throttle, str):
             raise InvalidInput(f"throttle must be text, not {show(throttle)}")
-        for word in filter(None, throttle.split(",")):
-            check_words("throttle", word, tuple(THROTTLES))
+        if throttle and not (len(throttle) <= _TEXT_LIMIT and _is_throttle(throttle)):
+            raise InvalidInput(f"throttle={show(throttle)} must be empty or have each once of: {','.join(THROTTLES)}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_throttle(text: str) -> bool:
+    """Whether ``text`` is known words, each once, with commas between them."""
+    words = text.split(",")
+    return THROTTLES.keys() >= set(words) and len(set(words)) == len(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +230,21 @@ def _texts(cls: type) -> tuple[tuple[str, ...], Callable[[Any], Any], tuple[str,
 
 TEXTS = {cls: _texts(cls) for cls in (Measurement, Prediction)}
 """By class: names and getter of a row's own texts, then of those it shares with others."""
-_PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
-    "id": (_ID, "a UUID in lower case"),
-    "created": (_CREATED, "a UTC time such as 2026-11-29T17:40:12.123Z"),
-    "gpu_key": (_GPU_KEY, "a device-model key such as 9.0a/h200/132sm/..."),
-    "nvrtc": (_VERSION, "a version"),
-    "cupy": (_VERSION, "a version"),
-    "flashtune": (_VERSION, "a version"),
+_FORMS: dict[str, tuple[Callable[[str], object], str]] = {
+    "id": (_ID.fullmatch, "a UUID in lower case"),
+    "created": (is_date, FORM),
+    "gpu_key": (_GPU_KEY.fullmatch, "a device-model key such as 9.0a/h200/132sm/..."),
+    "nvrtc": (_VERSION.fullmatch, "a version"),
+    "cupy": (_VERSION.fullmatch, "a version"),
+    "flashtune": (_VERSION.fullmatch, "a version"),
 }
 _NOT_EMPTY = ("session", "gpu_name")
-EXACT = {"id": _ID, "created": _CREATED, "source_digest": _DIGEST}
-"""What matches is short, printable and not empty: one look is enough, and these are checked for every row."""
+EXACT: dict[str, Callable[[str], object]] = {
+    "id": _ID.fullmatch,
+    "created": is_date,
+    "source_digest": _DIGEST.fullmatch,
+}
+"""What fits is short, printable and not empty: one look is enough, and these are checked for every row."""
 
 
 def _check_text(record: Measurement | Prediction) -> None:
@@ -264,15 +275,15 @@ _check_shared_texts = functools.lru_cache(maxsize=4096)(_check_texts)
 
 def check_text(name: str, got: object) -> None:
     """What :func:`check` says of one text."""
-    if type(got) is str and name in EXACT and EXACT[name].fullmatch(got):
+    if type(got) is str and name in EXACT and EXACT[name](got):
         return
     if not isinstance(got, str):
         raise InvalidInput(f"{name} must be text, not {show(got)}")
     if len(got) > _TEXT_LIMIT or not got.isprintable() or (not got and name in _NOT_EMPTY):
         raise InvalidInput(f"{name}={show(got)} must be 1 to {_TEXT_LIMIT} printable characters")
-    pattern = _PATTERNS.get(name)
-    if pattern and not pattern[0].fullmatch(got):
-        raise InvalidInput(f"{name}={show(got)} must be {pattern[1]}")
+    form = _FORMS.get(name)
+    if form and not form[0](got):
+        raise InvalidInput(f"{name}={show(got)} must be {form[1]}")
     if name == "source_digest" and got and not _DIGEST.fullmatch(got):
         raise InvalidInput(f"source_digest={show(got)} must be 64 hexadecimal digits")
 

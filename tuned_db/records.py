@@ -73,7 +73,12 @@ def new_id() -> str:
 
 def now() -> str:
     """The present in UTC, as ``created`` holds it: ``2026-11-29T17:40:12.123Z``."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return stamp(datetime.now(UTC))
+
+
+def stamp(when: datetime) -> str:
+    """A time in UTC as rows hold it."""
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +121,7 @@ class Measurement:
     power_w: float | None = None
     temperature_c: float | None = None
     throttle: str | None = None
-    """Words of :data:`THROTTLES` with commas between them, empty if there was none; None if not known."""
+    """Words of :data:`THROTTLES`, each once, with commas between them; empty if there was none; None if not known."""
     contended: bool | None = None
     """Whether another process had the card open; None if not known."""
     unit: str = ""

@@ -83,8 +83,12 @@ def export_studies(
 
 
 def _name(row: Measurement, taken: Sequence[str]) -> str:
-    name = f"{row.problem} on {row.gpu_name} by {row.family}"
-    return name if name not in taken else f"{row.problem} on {row.gpu_key} by {row.family}"
+    """What people read, and where that is taken, since it doesn't say all of a problem or model, what is never."""
+    names = (
+        f"{problem} on {gpu} by {row.family}"
+        for problem, gpu in ((row.problem, row.gpu_name), (row.problem, row.gpu_key), (row.problem.key, row.gpu_key))
+    )
+    return next(name for name in names if name not in taken)
 
 
 def _write(storage: RDBStorage, name: str, rows: Sequence[Measurement]) -> None:

@@ -13,6 +13,8 @@ from flashtune.tuned_db.records import STAGES, STATUSES, THROTTLES, Measurement
 GPUS = (("9.0a/h200/132sm/smem232448/l2-62914560/141gb", "h200"), ("8.0/x", "name of ä card"), ("12.0a/b/ü/c", "数"))
 """Keys of device models with their names: a model has one."""
 
+DATES = ("2026-11-29T12:00:00.000Z", "2024-02-29T23:59:59.999Z", "1970-01-01T00:00:00.000Z")
+
 
 def floats(low: float, high: float, *odd: float) -> st.SearchStrategy[float | int | None]:
     """Numbers in range, its ends and whole ones among them, or nothing."""
@@ -65,7 +67,7 @@ def measurements(draw: st.DrawFn) -> Measurement:
     low, paired, high = ratios or (None, None, None)
     return Measurement(
         id=str(draw(st.uuids())),
-        created=draw(st.sampled_from(("2026-11-29T12:00:00.000Z", "2026-11-29T12:00:00Z", "1970-01-01T00:00:60.1Z"))),
+        created=draw(st.sampled_from(DATES)),
         session=draw(texts.filter(bool)),
         problem=draw(problems()),
         gpu_key=gpu_key,
@@ -91,7 +93,7 @@ def measurements(draw: st.DrawFn) -> Measurement:
         clock_mhz=draw(floats(0.0, 100_000.0)),
         power_w=draw(floats(0.0, 100_000.0, -0.0)),
         temperature_c=draw(floats(-100.0, 1000.0, -0.0, -40)),
-        throttle=draw(st.none() | st.lists(st.sampled_from(tuple(THROTTLES)), max_size=3).map(",".join)),
+        throttle=draw(st.none() | st.lists(st.sampled_from(tuple(THROTTLES)), unique=True).map(",".join)),
         contended=draw(st.none() | st.booleans()),
         unit=draw(texts),
         driver=draw(texts),

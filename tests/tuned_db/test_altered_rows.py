@@ -37,7 +37,7 @@ def test_a_row_that_cannot_be_read_is_passed_over_and_kept(
 ) -> None:
     """D82, in a database."""
     table, column, bad = TAMPERED[how]
-    good = measurement(config=pair(block=16, stages=1), problem=problem(batch=9), created="2026-11-30T00:00:00Z")
+    good = measurement(config=pair(block=16, stages=1), problem=problem(batch=9), created="2026-11-30T00:00:00.000Z")
     store.record(measurement())
     with closing(sqlite3.connect(path)) as plain, plain:
         plain.execute(f"UPDATE {table} SET {column} = ?", [bad])

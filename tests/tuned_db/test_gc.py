@@ -18,7 +18,7 @@ from flashtune.cli import main
 from flashtune.errors import DatabaseNotWritable, InvalidInput
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.gc import collect, in_sample
-from flashtune.tuned_db.records import STATUSES, Measurement, new_id
+from flashtune.tuned_db.records import STATUSES, Measurement, new_id, stamp
 from flashtune.tuned_db.store import Store, Stored
 from flashtune.tuned_db.tombstones import bury
 from flashtune.tuned_db.transfer import carry
@@ -64,7 +64,7 @@ def test_another_gpu_of_the_same_session_is_another_search(
 def test_only_what_is_old_goes(store: Store, searched: Callable[..., list[Measurement]]) -> None:
     now = datetime.now(UTC)
     for days in (1, 10):
-        store.record_all(searched(f"{days} days", created=(now - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")))
+        store.record_all(searched(f"{days} days", created=stamp(now - timedelta(days=days))))
     assert collect(store, days=11).removed == 0
     assert collect(store, days=9).removed == 6
     assert {each.session for each in store.measurements(stage="measure")} == {"1 days"}

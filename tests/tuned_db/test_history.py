@@ -14,13 +14,13 @@ Make = Callable[..., Any]
 
 def test_sessions_come_oldest_first_whatever_the_order_of_rows(measurement: Make) -> None:
     rows = [
-        measurement(session=name, created=f"2026-11-{day}T12:00:00Z")
+        measurement(session=name, created=f"2026-11-{day}T12:00:00.000Z")
         for name, day in (("b", 20), ("a", 21), ("c", 19), ("b", 25))
     ]
     for each in itertools.permutations(rows):
         found = sessions(each)
         assert [one.session for one in found] == ["c", "b", "a"]
-        assert (found[1].began, found[1].ended) == ("2026-11-20T12:00:00Z", "2026-11-25T12:00:00Z")
+        assert (found[1].began, found[1].ended) == ("2026-11-20T12:00:00.000Z", "2026-11-25T12:00:00.000Z")
 
 
 def test_each_has_its_own_winner_with_its_interval(measurement: Make, pair: Make) -> None:
@@ -30,7 +30,7 @@ def test_each_has_its_own_winner_with_its_interval(measurement: Make, pair: Make
         [
             measurement(session="a", config=pair(block=32, stages=1), **fast),
             measurement(session="a", config=pair(block=64, stages=2), **slow),
-            measurement(session="b", config=pair(block=64, stages=2), created="2026-12-01T00:00:00Z", **slow),
+            measurement(session="b", config=pair(block=64, stages=2), created="2026-12-01T00:00:00.000Z", **slow),
         ]
     )
     assert first.best is not None

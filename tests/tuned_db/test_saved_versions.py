@@ -12,6 +12,7 @@ from fakes import SECOND
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.tuned_db.files import SCHEMA_VERSION
 from flashtune.tuned_db.lookup import find
+from flashtune.tuned_db.records import now
 from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]
@@ -93,5 +94,5 @@ def test_a_first_version_database_opens(tmp_path: Path, measurement: Make, predi
     first = store.measurements()[0]
     assert first == measurement(id=first.id)
     assert store.predictions() == [prediction()]
-    new = store.record(measurement(created="2030-01-01T00:00:00Z"))
+    new = store.record(measurement(created=now()))
     assert store.measurements()[-1] == new

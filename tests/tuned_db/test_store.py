@@ -119,7 +119,7 @@ def test_measurements_are_picked_by_what_is_given(store: Store, measurement: Mak
 
 @on_both
 def test_measurements_come_oldest_first(store: Store, measurement: Make) -> None:
-    late, early = measurement(created="2026-12-01T00:00:00Z"), measurement(created="2026-11-01T00:00:00Z")
+    late, early = measurement(created="2026-11-20T00:00:00.000Z"), measurement(created="2026-11-01T00:00:00.000Z")
     store.record_all([late, early])
     assert store.measurements() == [early, late]
 

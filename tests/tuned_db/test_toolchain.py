@@ -67,9 +67,9 @@ def test_a_release_is_its_own_first_version(tried: Make) -> None:
 
 def test_trust_goes_by_the_rows_that_decide(tried: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "installed", lambda: "13.0")
-    old = [tried(16, "12.9", 0.9, session=day, created=f"2026-11-2{day}T12:00:00Z") for day in "12"]
-    new = tried(16, "13.0", 0.9, session="3", created="2026-11-23T12:00:00Z")
-    silent = tried(16, "13.0", 0.9, session="4", created="2026-11-24T12:00:00Z")
+    old = [tried(16, "12.9", 0.9, session=day, created=f"2026-11-2{day}T12:00:00.000Z") for day in "12"]
+    new = tried(16, "13.0", 0.9, session="3", created="2026-11-23T12:00:00.000Z")
+    silent = tried(16, "13.0", 0.9, session="4", created="2026-11-24T12:00:00.000Z")
     silent = dataclasses.replace(silent, baseline_us=None)
     for rows, level in ((old, "verified"), ([*old, new], "candidate"), ([*old, silent], None)):
         (ranked,) = rank(rows, toolchain="13.0")

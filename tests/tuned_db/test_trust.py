@@ -21,11 +21,11 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def final(measurement: Make, pair: Make) -> Make:
-    """A final of a block. Each day of December and card, which is a letter, is a session of its own."""
+    """A final of a block. Each day of November and card, which is a letter, is a session of its own."""
 
     def make(block: int, ratio: float, half: float = 0.002, *, day: int = 1, card: str = "a", **changes: Any) -> Any:
         interval = {"paired_ratio": ratio, "ratio_low": ratio - half, "ratio_high": ratio + half, "rounds": 25}
-        place = {"created": f"2026-12-{day:02}T12:00:00.000Z", "unit": card, "session": f"{day}{card}"}
+        place = {"created": f"2026-11-{day:02}T12:00:00.000Z", "unit": card, "session": f"{day}{card}"}
         return measurement(config=pair(block=block, stages=1), **(interval | place | changes))
 
     return make
@@ -51,7 +51,7 @@ def test_one_session_is_a_candidate(final: Make) -> None:
 def test_another_day_or_card_that_agrees_verifies(final: Make, day: int, card: str) -> None:
     found = trusted([final(16, 0.8), final(16, 0.801, day=day, card=card)])
     assert (found.level, found.agreeing, found.others) == ("verified", 1, 1)
-    assert (found.first, found.last) == ("2026-12-01", f"2026-12-{day:02}")
+    assert (found.first, found.last) == ("2026-11-01", f"2026-11-{day:02}")
 
 
 @pytest.mark.parametrize(("day", "card"), [(2, "a"), (1, "b")])
@@ -251,7 +251,7 @@ def test_a_look_up_says_how_far_its_claim_is_trusted(final: Make, store: Store) 
     assert choice.trust == trusted(rows)
     assert (choice.ratio, choice.ratio_low, choice.ratio_high) == (0.8, 0.798, 0.802)
     assert choice.evidence.endswith(
-        "; verified, 3 sessions on 2 cards since 2026-12-01: the newest agrees with 2 of 2 independent of it"
+        "; verified, 3 sessions on 2 cards since 2026-11-01: the newest agrees with 2 of 2 independent of it"
     )
 
 

@@ -98,7 +98,7 @@ def test_ties_go_to_the_smallest_key_in_any_order(tried: Make) -> None:
 
 
 def test_the_newest_row_is_the_evidence(tried: Make) -> None:
-    old, new = tried(16, created="2026-01-01T00:00:00Z"), tried(16, created="2026-02-01T00:00:00Z")
+    old, new = tried(16, created="2026-01-01T00:00:00.000Z"), tried(16, created="2026-02-01T00:00:00.000Z")
     assert rank([new, old])[0].measurement == new
 
 
