@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="file to write")
     options = parser.parse_args()
     rows = [row for path in options.exports for row in read_export(path).measurements]
-    digest = write_bundled(rows, options.out)
+    digest = write_bundled(rows, options.out).digest
     kept = read_export(options.out).measurements
     print(f"{options.out}: {len(kept)} of {len(rows)} rows, {len({each.problem for each in kept})} problems, {digest}")
     return 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -69,6 +69,23 @@ def empty_url(cluster: Cluster) -> str:
 def team_url(cluster: Cluster) -> str:
     """Address of a team's database without rows."""
     return cluster.create(template="made")
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a private key."""
+    pytest.importorskip("cryptography", reason="needs the extra sign")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    def make(name: str, password: bytes | None = None, kind: Any = Ed25519PrivateKey) -> Path:
+        path = tmp_path / f"{name}.pem"
+        lock = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+        form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        path.write_bytes(kind.generate().private_bytes(*form, lock))
+        return path
+
+    return make
 
 
 @pytest.fixture

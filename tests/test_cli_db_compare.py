@@ -171,7 +171,10 @@ class TestDiff:
     def test_trouble_ends_with_two(self, filled: Path, tmp_path: Path) -> None:
         none, text = tmp_path / "none.db", tmp_path / "text"
         text.write_text("hello")
-        assert "is no file" in call("diff", str(filled), str(none), code=2).output
+        assert (
+            f"there is no tuning database or export of one at {none}"
+            in call("diff", str(filled), str(none), code=2).output
+        )
         assert "not JSON" in call("diff", str(text), str(filled), code=2).output
         assert "Missing argument" in call("diff", str(filled), code=2).output
         data = bytearray(filled.read_bytes())

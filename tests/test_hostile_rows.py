@@ -197,10 +197,10 @@ def test_mutated_databases_are_read_but_for_rows_that_are_named(tmp_path: Path, 
             added, reason = outcome(functools.partial(add_database, store, bad))
             assert not reason or "as in other rows of the model" in reason, reason
             assert len(store.measurements()) == (added.new if added else 0) == (0 if reason else len(found))
-            for each in added.refused if added else ():
+            for each in added.refused.reasons if added else ():
                 assert f"{bad}, table measurement, id " in each
                 assert each.isprintable()
-                refused += 1
+            refused += added.refused.rows if added else 0
         readable += len(found)
         assert bad.read_bytes() == before
         target.unlink()

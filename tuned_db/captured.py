@@ -2,12 +2,13 @@
 
 A line holds the key of the device model and the fields of `Problem`, nothing else of the caller. It is appended in one
 write, so processes that share the file do not mix their lines, and each process writes a problem once: the number of
-equal lines is the number of processes that asked for it. Nothing is ever changed or removed; delete the file to start
-anew.
+equal lines is the number of processes that asked for it. A part of a line, left by a disk that was full, spoils no
+other. Nothing is ever changed or removed; delete the file to start anew.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -20,6 +21,7 @@ from pathlib import Path
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import to_json
 from flashtune.errors import InvalidInput
+from flashtune.files import PRIVATE, errors_name, read_regular, shown_path
 from flashtune.settings import capture_path
 
 from .exchange import parse_line
@@ -52,7 +54,7 @@ def capture(problem: Problem, gpu_key: str) -> None:
         if path is None or (path, gpu_key, problem) in _written:
             return
         _append(path, canonical({"gpu": gpu_key, "problem": to_json(problem)}) + "\n")
-    except (InvalidInput, OSError) as error:
+    except Exception as error:  # whatever it is: it must not reach the caller of attention()
         if _warned.acquire(blocking=False):
             _log.warning("problems are not captured: %s", error)
         return
@@ -65,11 +67,10 @@ def read_captured(path: Path) -> tuple[list[Captured], int]:
     A line that holds anything else, or a problem that this version does not know, is passed over.
     """
     try:
-        with path.open("rb") as file:
-            lines = file.read(2 * FILE_LIMIT).split(b"\n")
+        lines = read_regular(path, 2 * FILE_LIMIT, "file of captured problems").split(b"\n")
     except FileNotFoundError as error:
         raise InvalidInput(
-            f"nothing was captured in {path} yet: set FLASHTUNE_CAPTURE=1 where attention() is called"
+            f"nothing was captured in {shown_path(path)} yet: set FLASHTUNE_CAPTURE=1 where attention() is called"
         ) from error
     counts: Counter[tuple[str, Problem]] = Counter()
     strange = 0
@@ -77,7 +78,7 @@ def read_captured(path: Path) -> tuple[list[Captured], int]:
         try:
             counts[_read(line)] += 1
         except InvalidInput as error:
-            _log.debug("passed over in %s: %s", path, error)
+            _log.debug("passed over in %s: %s", shown_path(path), error)
             strange += 1
     found = [Captured(gpu_key, problem, count) for (gpu_key, problem), count in counts.items()]
     return sorted(found, key=lambda each: (each.gpu_key, -each.count, each.problem.key)), strange
@@ -85,19 +86,29 @@ def read_captured(path: Path) -> tuple[list[Captured], int]:
 
 def _append(path: Path, line: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Without O_NONBLOCK a pipe that nobody reads would hold the caller of attention() up for ever.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0), 0o666)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+    # A pipe that nobody reads must not hold the caller of attention() up, and a link may lead into somebody's file.
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
     try:
+        descriptor = os.open(path, flags, PRIVATE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise InvalidInput(f"{shown_path(path)} is a symbolic link: name the file itself") from error
+        raise
+    with errors_name(path), os.fdopen(descriptor, "r+b", buffering=0) as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise InvalidInput(f"{path} is not a file")
-        if found.st_size + len(line) > FILE_LIMIT:
+            raise InvalidInput(f"{shown_path(path)} is not a file")
+        text = line.encode()
+        if found.st_size:
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read(1) == b"\n" else b"\n" + text
+        if found.st_size + len(text) > FILE_LIMIT:
             raise InvalidInput(
-                f"{path} is full ({FILE_LIMIT >> 20} MiB): run flashtune tune --captured, then delete it"
+                f"{shown_path(path)} is full ({FILE_LIMIT >> 20} MiB): run flashtune tune --captured, then delete it"
             )
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+        if file.write(text) != len(text):
+            raise OSError(errno.ENOSPC, "only a part of a line could be written")
 
 
 def _read(line: bytes) -> tuple[str, Problem]:

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput
+from flashtune.files import shown_path
 
 from .blocklist import barred
 from .exchange import read_export
-from .files import MAGIC
+from .gate import Unreadable
 from .ranked import Ranked
 from .records import Measurement, Variant
-from .rows import Unreadable, count_unreadable
+from .rows import count_unreadable
 from .store import Store
+from .union import is_database
 from .winners import rank
 
 
@@ -59,12 +61,12 @@ def read_side(path: Path) -> Side:
 
     Raises what `Store.open` and `read_export` raise.
     """
-    if not path.is_file():  # opening a pipe would wait for its other end
-        raise InvalidInput(f"{path} is no file: it must be a tuning database or an export of one")
-    with path.open("rb") as file:
-        is_database = file.read(len(MAGIC)) == MAGIC
+    try:
+        found = is_database(path)
+    except FileNotFoundError as error:
+        raise InvalidInput(f"there is no tuning database or export of one at {shown_path(path)}") from error
     with count_unreadable() as unreadable:
-        if not is_database:
+        if not found:
             return Side(path, read_export(path).measurements, unreadable)
         with Store.open(path, create=False, readonly=True) as store:
             return Side(path, tuple(store.measurements()), unreadable)

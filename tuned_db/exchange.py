@@ -8,21 +8,24 @@ text in fewer bytes; it is read whatever its name.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flashtune.codegen.problem import Spec
 from flashtune.codegen.value import plain, shown
 from flashtune.errors import InvalidInput
+from flashtune.files import SHARED, shown_path, write_whole
 
 from . import packed
 from .blocklist import barred
-from .gate import measurement_from_json
+from .files import MAGIC
+from .gate import Unreadable, measurement_from_json
 from .limits import check, settled
 from .records import STAGES, Measurement, Variant, canonical, to_json
 from .toolchain import NEWEST
@@ -38,20 +41,34 @@ RUNNERS_UP = 2
 """Variants behind the winner that :func:`write_bundled` keeps."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The first line of a file."""
+
+    digest: str
+    """SHA-256 of the rows."""
+    gpu_keys: tuple[str, ...]
+    """Device models of the rows; none where they are too many for a line."""
+    origin: str
+    """UUID of the database it came from, or ``bundled``."""
+    rows: int
+    schema: str = SCHEMA
+
+    def __str__(self) -> str:
+        return canonical(dataclasses.asdict(self))
+
+
 @dataclass(frozen=True, slots=True)
 class Export:
     """What a file held. ``refused`` is empty unless invalid rows were asked to be passed over."""
 
-    origin: str
-    """UUID of the database it came from, or ``bundled``."""
-    gpu_keys: tuple[str, ...]
-    digest: str
+    header: Header
     measurements: tuple[Measurement, ...]
-    refused: tuple[str, ...] = ()
+    refused: Unreadable = field(default_factory=Unreadable)
 
 
-def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str) -> str:
-    """Writes a file (in one move, so never a part of one) and returns its digest, the SHA-256 of the rows.
+def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str) -> Header:
+    """Writes a file (whole, see `files.write_whole`) and returns its header.
 
     Rows are sorted by device, problem, stage, variant, date and id; the same set gives the same bytes. A measurement
     twice is written once; two under one id raise `InvalidInput`.
@@ -61,28 +78,18 @@ def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str
         stored = check(settled(each))
         if rows.setdefault(each.id, stored) != stored:
             raise InvalidInput(f"two measurements have the id {each.id}")
-    lines = [canonical(to_json(each)) for each in sorted(rows.values(), key=_order)]
-    body = "".join(line + "\n" for line in lines)
-    digest = hashlib.sha256(body.encode()).hexdigest()
-    header = {
-        "digest": digest,
-        "gpu_keys": sorted({each.gpu_key for each in rows.values()}),
-        "origin": origin,
-        "rows": len(lines),
-        "schema": SCHEMA,
-    }
-    data = (canonical(header) + "\n" + body).encode()
-    if packed.is_packed_name(path):
-        data = packed.pack(path, data)
-    unfinished = path.with_name(f".{path.name}.tmp")
-    unfinished.write_bytes(data)
-    unfinished.replace(path)
-    return digest
+    body = "".join(canonical(to_json(each)) + "\n" for each in sorted(rows.values(), key=_order)).encode()
+    digest, keys = hashlib.sha256(body).hexdigest(), sorted({each.gpu_key for each in rows.values()})
+    header = Header(digest=digest, gpu_keys=tuple(keys), origin=origin, rows=len(rows))
+    if len(str(header)) > LINE_LIMIT:
+        header = dataclasses.replace(header, gpu_keys=())
+    write_whole(path, packed.file_content(path, f"{header}\n".encode() + body), mode=SHARED)
+    return header
 
 
-def write_bundled(measurements: Iterable[Measurement], path: Path) -> str:
+def write_bundled(measurements: Iterable[Measurement], path: Path) -> Header:
     """Writes what a look-up needs of ``measurements``: per problem and GPU the winner, the next best, the fastest that
-    they are tied with, and the default that they were measured against. Returns the digest."""
+    they are tied with, and the default that they were measured against. Returns the header."""
     groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
     deaths: dict[Spec, list[tuple[Variant, str, int]]] = defaultdict(list)
     for each in measurements:
@@ -107,35 +114,44 @@ def _is_baseline(each: Measurement, of: Measurement) -> bool:
     return same_final and of.baseline_us is not None and each.median_us == of.baseline_us
 
 
-def read_header(path: Path) -> Export:
-    """The header alone, with no measurements; see :func:`read_export`."""
-    return _header(path, packed.first_line(path, LINE_LIMIT))[0]
+def read_header(path: Path) -> Header:
+    """The header alone; see :func:`read_export`."""
+    return _header(path, packed.first_line(path, LINE_LIMIT))
 
 
-def read_lines(path: Path) -> tuple[Export, list[bytes]]:
+def read_lines(path: Path) -> tuple[Header, Iterator[bytes]]:
     """The header, and the lines that it counted and hashed, one for each row; what they hold is not checked yet."""
-    first, *lines = packed.read(path, LINE_LIMIT).split(b"\n")
-    header, count = _header(path, first)
-    body = b"\n".join(lines)
-    if lines and lines[-1] == b"":
-        lines.pop()
-    if len(lines) != count or (body and not body.endswith(b"\n")):
-        raise InvalidInput(f"{path}: the header says {count} rows, there are {len(lines)} (cut off?)")
-    digest = hashlib.sha256(body).hexdigest()
+    text = packed.read(path, LINE_LIMIT)
+    if text.startswith(MAGIC):
+        raise InvalidInput(f"{shown_path(path)} holds a database, not an export: use flashtune db merge")
+    first, newline, _ = text[: LINE_LIMIT + 2].partition(b"\n")
+    header, start = _header(path, first), len(first + newline)
+    rows = text.count(b"\n", start)
+    if rows != header.rows or not text.endswith(b"\n"):
+        raise InvalidInput(f"{shown_path(path)}: the header says {header.rows} rows, there are {rows} (cut off?)")
+    digest = hashlib.sha256(memoryview(text)[start:]).hexdigest()
     if digest != header.digest:
-        raise InvalidInput(f"{path}: the rows were changed since it was written (digest {digest})")
-    return header, lines
+        raise InvalidInput(f"{shown_path(path)}: the rows were changed since it was written (digest {digest})")
+    return header, _lines(text, start)
+
+
+def _lines(text: bytes, start: int) -> Iterator[bytes]:
+    """Line by line, since all at once would take many times as much memory; of an overlong one only its beginning."""
+    while start < len(text):
+        end = text.index(b"\n", start)
+        yield text[start : min(end, start + LINE_LIMIT + 1)]
+        start = end + 1
 
 
 def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
     """Reads a file strictly: the first thing that is wrong raises `InvalidInput` with path, line and reason.
 
-    With ``skip_invalid`` a row that this version can't take is listed in ``refused`` instead; a header that is wrong,
+    With ``skip_invalid`` a row that this version can't take is counted in ``refused`` instead; a header that is wrong,
     or rows that are not those the header counted, still raise.
     """
     header, lines = read_lines(path)
     measurements: dict[str, Measurement] = {}
-    refused = []
+    refused = Unreadable()
     for number, line in enumerate(lines, start=2):
         try:
             row = measurement_from_json(parse_line(line))
@@ -143,21 +159,19 @@ def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
                 raise InvalidInput(f"id {row.id} is there twice")
             measurements[row.id] = row
         except InvalidInput as error:
-            reason = f"{path}, line {number}: {error}"
             if not skip_invalid:
-                raise InvalidInput(reason) from error
-            refused.append(reason)
-    return Export(header.origin, header.gpu_keys, header.digest, tuple(measurements.values()), tuple(refused))
+                raise InvalidInput(f"{shown_path(path)}, line {number}: {error}") from error
+            refused.add(f"{shown_path(path)}, line {number}", error)
+    return Export(header, tuple(measurements.values()), refused)
 
 
-def _header(path: Path, line: bytes) -> tuple[Export, int]:
-    """The header and the number of rows that it says."""
+def _header(path: Path, line: bytes) -> Header:
     try:
         data = parse_line(line)
         if not isinstance(data, dict) or "schema" not in data:
             raise InvalidInput("it is not a header")
         if data["schema"] not in READABLE:
-            raise InvalidInput(f"schema={str(data['schema'])[:60]!r} is not known. Known: {', '.join(READABLE)}")
+            raise InvalidInput(f"schema={shown(data['schema'])} is not known. Known: {', '.join(READABLE)}")
         if set(data) != {"digest", "gpu_keys", "origin", "rows", "schema"}:
             raise InvalidInput("the header needs exactly digest, gpu_keys, origin, rows and schema")
         keys, rows = data["gpu_keys"], data["rows"]
@@ -168,8 +182,8 @@ def _header(path: Path, line: bytes) -> tuple[Export, int]:
         if type(rows) is not int or rows < 0 or not isinstance(data["digest"], str):
             raise InvalidInput("rows must be a count and digest text")
     except InvalidInput as error:
-        raise InvalidInput(f"{path}, line 1: {error}") from error
-    return Export(data["origin"], tuple(keys), data["digest"], ()), rows
+        raise InvalidInput(f"{shown_path(path)}, line 1: {error}") from error
+    return Header(**{**data, "gpu_keys": tuple(keys)})
 
 
 def _no_constant(name: str) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from flashtune.codegen import value
 from flashtune.codegen.config import Config
@@ -23,6 +24,26 @@ from .records import Measurement
 _FIELDS = dataclasses.fields(Measurement)
 _KNOWN = frozenset({"family", *(field.name for field in _FIELDS)})
 _NEEDED = frozenset({"family", *(field.name for field in _FIELDS if field.default is dataclasses.MISSING)})
+
+
+REASONS = 100
+"""Rows whose reason is kept; all of them may be unreadable."""
+
+
+@dataclass(slots=True)
+class Unreadable:
+    """How many rows were passed over, and why the first `REASONS` of them were."""
+
+    rows: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, row: str, error: InvalidInput) -> None:
+        self.rows += 1
+        if len(self.reasons) < REASONS:
+            self.reasons.append(f"{row}: {error}")
+
+    def __str__(self) -> str:
+        return f"{self.rows} row{'' if self.rows == 1 else 's'} can't be read by this version"
 
 
 def measurement_from_json(data: object) -> Measurement:

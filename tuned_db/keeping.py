@@ -21,10 +21,11 @@ from flashtune.errors import DatabaseNotWritable, InvalidInput, UnsupportedProbl
 
 from .copying import copied, leftovers, name_copy
 from .files import SCHEMA_VERSION, check_writable, on_network, read_header, sqlite_failures
+from .gate import Unreadable
 from .lookup import find_in, source_digest
 from .opening import Upgraded, reading_mode, upgrade_database
 from .records import Measurement, capability
-from .rows import Unreadable, count_unreadable
+from .rows import count_unreadable
 from .sources import bundled
 from .sqlite import connect
 from .store import LOCK_TIMEOUT, Store

@@ -1,23 +1,32 @@
-"""Exports as gzip: the same text gives the same bytes, and what is unpacked has a limit.
+"""The text of an export's file, plain or as gzip: the same text gives the same bytes, and all of it has a limit.
 
 A packed file is known by its first bytes, not by its name. It comes from strangers and a thousandth of it may be all
-that travels, so it is unpacked piece by piece and refused as soon as it is more than an export can be.
+that travels, so it is unpacked piece by piece and refused as soon as it is more than an export can be. Git and editors
+may have put ``\\r\\n`` for each end of a line, or a byte order mark before the first: rows hold no raw ``\\r``, so the
+text is what it was once both are taken away.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
+import itertools
 import struct
 import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from flashtune.errors import InvalidInput
+from flashtune.files import errors_name, open_given, open_regular, shown_path
 
 SUFFIX = ".gz"
+PLAIN_LIMIT = 2 * 2**30
+"""Bytes of an export."""
 UNPACKED_LIMIT = 512 * 2**20
-"""Bytes of a packed export when unpacked: about 700 000 rows."""
+"""Bytes of a packed export when unpacked, where a small file may turn out large: about 700 000 rows."""
 ROWS_LIMIT = 2_000_000
-"""Lines of a packed export: many short ones would take much more memory than their bytes."""
+"""Lines of an export: many short ones would take much more memory than their bytes."""
 
 _MAGIC = b"\x1f\x8b"
 # Deflate, no name, no date, of an unknown system: nothing of where and when it was made.
@@ -30,13 +39,21 @@ def is_packed_name(path: Path) -> bool:
     return path.suffix.lower() == SUFFIX
 
 
-def pack(path: Path, data: bytes) -> bytes:
-    """``data`` as gzip, with neither date nor name in it. Raises `InvalidInput` if `read` would refuse it later."""
-    if len(data) > UNPACKED_LIMIT or data.count(b"\n") > ROWS_LIMIT:
-        raise InvalidInput(
-            f"{path} would be {len(data)} bytes when unpacked, and a packed export may have {UNPACKED_LIMIT} and "
-            f"{ROWS_LIMIT} lines: choose a name that ends in .jsonl"
-        )
+def file_content(path: Path, text: bytes) -> bytes:
+    """What a file of that name holds for ``text``. Raises `InvalidInput` if `read` would refuse it later."""
+    packed = is_packed_name(path)
+    limit, lines = UNPACKED_LIMIT if packed else PLAIN_LIMIT, text.count(b"\n")
+    if len(text) <= limit and lines <= ROWS_LIMIT:
+        return pack(text) if packed else text
+    way_out = "choose a name that ends in .jsonl" if packed and lines <= ROWS_LIMIT else "export one --gpu at a time"
+    raise InvalidInput(
+        f"{shown_path(path)} would have {len(text)} bytes and {lines} lines{' when unpacked' if packed else ''}, and "
+        f"at most {limit} and {ROWS_LIMIT} are allowed: {way_out}, or merge the database itself"
+    )
+
+
+def pack(data: bytes) -> bytes:
+    """``data`` as gzip, with neither date nor name in it."""
     deflate = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     body = deflate.compress(data) + deflate.flush()
     return _HEAD + body + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
@@ -44,66 +61,69 @@ def pack(path: Path, data: bytes) -> bytes:
 
 def first_line(path: Path, line_limit: int) -> bytes:
     """The first line of a file, packed or not, or its first ``line_limit + 1`` bytes."""
-    with path.open("rb") as file:
-        if not _is_packed(file):
-            return file.readline(line_limit + 1)
-        inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    with errors_name(path), open_regular(path, "export") as file:
+        text = file.read(2 * line_limit)
+    if text.startswith(_MAGIC):
         try:
-            text = inflate.decompress(file.read(2 * line_limit), line_limit + 1)
+            text = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(text, 2 * line_limit)
         except zlib.error as error:
             raise _damaged(path, error) from error
-    line, newline, _ = text.partition(b"\n")
-    return line + newline
+    return _as_written(text).partition(b"\n")[0][: line_limit + 1]
 
 
 def read(path: Path, line_limit: int) -> bytes:
-    """All of a file, unpacked where it is packed.
+    """All of a file as it was written, unpacked where it is packed.
 
-    Raises `InvalidInput` for a packed one that is damaged, cut off or continued, or that holds more than
-    `UNPACKED_LIMIT` bytes, `ROWS_LIMIT` lines or ``line_limit`` bytes in one line.
+    Raises `InvalidInput` for one that holds more than `PLAIN_LIMIT` bytes, when unpacked `UNPACKED_LIMIT`, `ROWS_LIMIT`
+    lines or a line far beyond ``line_limit`` bytes, and for a packed one that is damaged, cut off or continued.
     """
-    with path.open("rb") as file:
-        if not _is_packed(file):
-            return file.read()
+    with open_given(path, "export") as file:
+        start = file.read(len(_MAGIC))
+        if start != _MAGIC:
+            pieces = itertools.chain([start], iter(lambda: file.read(_PIECE), b""))
+            return _as_written(_bounded(path, pieces, PLAIN_LIMIT, "", line_limit))
+        wrong = "when unpacked, which no packed export has. If you trust it, gunzip it first"
         try:
-            return _unpacked(path, file, line_limit)
+            return _as_written(_bounded(path, _inflated(path, start, file), UNPACKED_LIMIT, wrong, line_limit))
         except zlib.error as error:
             raise _damaged(path, error) from error
 
 
-def _is_packed(file: BinaryIO) -> bool:
-    start = file.read(len(_MAGIC))
-    file.seek(0)
-    return start == _MAGIC
-
-
-def _unpacked(path: Path, file: BinaryIO, line_limit: int) -> bytes:
-    inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-    text = bytearray()
-    lines = 0
-    while not inflate.eof:
-        packed = inflate.unconsumed_tail or file.read(_PIECE)
-        piece = inflate.decompress(packed, _PIECE)
-        if not packed and not piece:
-            raise InvalidInput(f"{path}: the gzip file is cut off")
-        text += piece
+def _bounded(path: Path, pieces: Iterable[bytes], limit: int, remark: str, line_limit: int) -> bytes:
+    """All of the text; refused as soon as it is too much, so that it does not fill the memory first."""
+    text = io.BytesIO()
+    lines = line_start = 0
+    for piece in pieces:
+        line_start = text.tell() + piece.rfind(b"\n") + 1 if b"\n" in piece else line_start
+        text.write(piece)
         lines += piece.count(b"\n")
-        if len(text) > UNPACKED_LIMIT:
-            raise _too_much(path, f"{UNPACKED_LIMIT} bytes")
+        if text.tell() > limit:
+            raise InvalidInput(f"{shown_path(path)} has more than {limit} bytes {remark}".rstrip())
         if lines > ROWS_LIMIT:
-            raise _too_much(path, f"{ROWS_LIMIT} lines")
-        if len(text) - (text.rfind(b"\n") + 1) > line_limit:
-            raise InvalidInput(f"{path}, line {lines + 1}: the line has more than {line_limit} bytes")
-    if inflate.unused_data or file.read(1):
-        raise InvalidInput(f"{path}: something follows the end of the gzip file; it must be one export alone")
-    return bytes(text)
+            raise InvalidInput(f"{shown_path(path)} has more than {ROWS_LIMIT} lines, which no export has")
+        if text.tell() - line_start > line_limit:
+            raise InvalidInput(f"{shown_path(path)}, line {lines + 1}: the line has more than {line_limit} bytes")
+    return text.getvalue()
 
 
-def _too_much(path: Path, limit: str) -> InvalidInput:
-    return InvalidInput(
-        f"{path}: it is more than {limit} when unpacked, which no packed export is. If you trust it, gunzip it first"
-    )
+def _inflated(path: Path, start: bytes, file: IO[bytes]) -> Iterator[bytes]:
+    inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    packed = start
+    while not inflate.eof:
+        piece = inflate.decompress(packed, _PIECE)
+        yield piece
+        packed = inflate.unconsumed_tail or file.read(_PIECE)
+        if not packed and not piece and not inflate.eof:
+            raise InvalidInput(f"{shown_path(path)}: the gzip file is cut off")
+    if inflate.unused_data or packed:
+        raise InvalidInput(
+            f"{shown_path(path)}: something follows the end of the gzip file; it must be one export alone"
+        )
+
+
+def _as_written(text: bytes) -> bytes:
+    return text.removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n")
 
 
 def _damaged(path: Path, error: zlib.error) -> InvalidInput:
-    return InvalidInput(f"{path}: the gzip file is damaged: {error}")
+    return InvalidInput(f"{shown_path(path)}: the gzip file is damaged: {error}")

@@ -18,7 +18,7 @@ from flashtune.errors import InvalidInput
 from .blocklist import KILLS
 from .columns import check_columns, made
 from .files import SCHEMA_VERSION
-from .gate import config_from_text, problem_from_text
+from .gate import Unreadable, config_from_text, problem_from_text
 from .limits import check
 from .models import DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
 from .records import REJECTING, Measurement, Prediction, Variant
@@ -81,26 +81,6 @@ IDS_AT_ONCE = 500
 
 T = TypeVar("T", Measurement, Prediction)
 AnyRow = Row[*tuple[Any, ...]]
-
-
-REASONS = 100
-"""Rows whose reason is kept; all of them may be unreadable."""
-
-
-class Unreadable:
-    """How many rows were passed over, and why the first `REASONS` of them were."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.reasons: list[str] = []
-
-    def add(self, row: str, error: InvalidInput) -> None:
-        self.rows += 1
-        if len(self.reasons) < REASONS:
-            self.reasons.append(f"{row}: {error}")
-
-    def __str__(self) -> str:
-        return f"{self.rows} row{'' if self.rows == 1 else 's'} can't be read by this version"
 
 
 _counting: ContextVar[Unreadable | None] = ContextVar("counting", default=None)

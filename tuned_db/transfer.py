@@ -18,11 +18,11 @@ from flashtune.errors import InvalidInput
 
 from .arrivals import Arrival, Kind
 from .exchange import parse_line
-from .gate import measurement_from_json
+from .gate import Unreadable, measurement_from_json
 from .limits import check, settled
 from .opening import File
 from .records import Measurement, canonical, to_json
-from .rows import CHUNK, Unreadable
+from .rows import CHUNK
 from .store import Store, Stored
 from .union import Added
 
@@ -44,9 +44,8 @@ def carry(source: Store, target: Store, progress: Progress = lambda text: None) 
             kind: Kind = "pull" if isinstance(target.place, File) else "push"
             arrival = Arrival(kind=kind, source=source.origin)
             stored = target.add_parts(_parts(missing, found.missing, progress), arrival)
-    refused = (f"{source.place}: {found.unreadable}",) if found.unreadable.rows else ()
     late = found.missing - stored.new - stored.removed  # another process added them meanwhile
-    return Added(stored.new, found.known + late, found.removed + stored.removed, refused)
+    return Added(stored.new, found.known + late, found.removed + stored.removed, found.unreadable)
 
 
 class _Comparison:

@@ -7,17 +7,20 @@ its own. A row under an id that the database has with other values is refused, a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashtune import settings
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, StoreError
+from flashtune.files import is_stream, open_regular, shown_path
 
 from .arrivals import Arrival
-from .exchange import read_export, read_header, write_export
+from .exchange import Header, read_export, read_header, write_export
 from .files import MAGIC
+from .gate import Unreadable
 from .opening import File
 from .records import Measurement
 from .rows import read_measurement
@@ -34,8 +37,8 @@ class Added:
     """Rows that it had."""
     removed: int = 0
     """Rows that were removed from it before (`gc.py`), and stay so."""
-    refused: tuple[str, ...] = ()
-    """Rows that were passed over, each with its place and the reason."""
+    refused: Unreadable = field(default_factory=Unreadable)
+    """Rows that were passed over, with their places and the reasons as far as they are known."""
 
     @property
     def summary(self) -> str:
@@ -45,22 +48,18 @@ class Added:
 
 
 def add_file(
-    store: Store, path: Path, *, skip_invalid: bool = False, check: Callable[[str], str] = lambda digest: ""
+    store: Store, path: Path, *, skip_invalid: bool = False, check: Callable[[Header], str] = lambda header: ""
 ) -> Added:
     """Adds all rows of an export to ``store``, or none.
 
     The first row that is not valid raises `InvalidInput` with path, line and reason; with ``skip_invalid`` such rows
-    are passed over and listed. ``check`` is called with the digest of the rows before any is added, and may raise; it
-    returns the name of the trusted key that signed them, or ``""``.
+    are passed over and counted. ``check`` is called with the header before any row is added, and may raise; it returns
+    the name of the trusted key that signed the file, or ``""``.
     """
-    if not path.is_file():  # opening a pipe would wait for its other end
-        raise InvalidInput(f"{path} is no file")
-    if _is_database(path):
-        raise InvalidInput(f"{path} is a database, not an export: flashtune db merge {path}")
     settings.author()  # a name that can't be stored would fail at the very end
     export = read_export(path, skip_invalid=skip_invalid)
-    signer = check(export.digest)
-    arrival = Arrival(kind="import", source=export.origin, digest=export.digest, signer=signer)
+    signer = check(export.header)
+    arrival = Arrival(kind="import", source=export.header.origin, digest=export.header.digest, signer=signer)
     stored = store.add(export.measurements, arrival)
     known = len(export.measurements) - stored.new - stored.removed
     return Added(stored.new, known, stored.removed, export.refused)
@@ -69,11 +68,11 @@ def add_file(
 def add_database(store: Store, path: Path) -> Added:
     """Adds all measurements of the database at ``path``, which is only read and may be of an older schema."""
     if not path.is_file():
-        raise StoreError(f"there is no tuning database at {path}")
-    if not _is_database(path) and _is_export(path):
-        raise InvalidInput(f"{path} is an export, not a database: flashtune db import {path}")
+        raise StoreError(f"there is no tuning database at {shown_path(path)}")
+    if not is_database(path) and _is_export(path):
+        raise InvalidInput(f"{shown_path(path)} is an export, not a database: flashtune db import {shown_path(path)}")
     if isinstance(store.place, File) and path.resolve() == store.path.resolve():
-        raise InvalidInput(f"{path} is the database that it would be merged into")
+        raise InvalidInput(f"{shown_path(path)} is the database that it would be merged into")
     settings.author()
     with Store.open(path, create=False, readonly=True) as other:
         new, found = _compared(store, other)
@@ -89,7 +88,7 @@ def _compared(store: Store, other: Store) -> tuple[list[Measurement], Added]:
     Piece by piece, so that only what is new is held in memory. ``store`` may still be written meanwhile: `Store.add`
     compares again. A row that is stored here in the same spelling is the same, whatever this version makes of it.
     """
-    new, known, removed, refused = [], 0, 0, []
+    new, known, removed, refused = [], 0, 0, Unreadable()
     for rows in other.rows():
         ids = [row._mapping["id"] for row in rows]
         own, gone = store.rows_with_ids(ids), store.removed(ids)
@@ -104,20 +103,22 @@ def _compared(store: Store, other: Store) -> tuple[list[Measurement], Added]:
             try:
                 new.append(read_measurement(row))
             except InvalidInput as error:
-                refused.append(f"{other.path}, table measurement, id {shown(row._mapping['id'])}: {error}")
-    return new, Added(0, known, removed, tuple(refused))
+                refused.add(f"{shown_path(other.path)}, table measurement, id {shown(row._mapping['id'])}", error)
+    return new, Added(0, known, removed, refused)
 
 
 def export_database(
-    store: Store, path: Path, *, gpu_key: str | None = None, sign: Callable[[str], object] = lambda digest: None
+    store: Store, path: Path, *, gpu_key: str | None = None, sign: Callable[[Header], object] = lambda header: None
 ) -> int:
     """Writes the measurements of ``store``, of one GPU model if ``gpu_key`` is given, and returns how many.
 
-    ``sign`` is called with the digest of what was written. Replaces an export at ``path``; any other file there raises
-    `InvalidInput`.
+    ``sign`` is called with the header of what was written. Replaces an export at ``path``, and writes to a pipe or to
+    standard output without a look at it; any other file there raises `InvalidInput`.
     """
-    if path.exists() and not _is_export(path):
-        raise InvalidInput(f"{path} exists and is no flashtune export: it is left as it is, choose another name")
+    if not is_stream(path) and os.path.lexists(path) and not _is_export(path):
+        raise InvalidInput(
+            f"{shown_path(path)} exists and is no flashtune export: it is left as it is, choose another name"
+        )
     rows = store.measurements(gpu_key=gpu_key)
     if not rows:
         raise InvalidInput(f"there are no measurements{' of that GPU' if gpu_key else ''} in {store.place}")
@@ -125,14 +126,16 @@ def export_database(
     return len(rows)
 
 
-def _is_database(path: Path) -> bool:
-    with path.open("rb") as file:
+def is_database(path: Path) -> bool:
+    """Whether the file at ``path`` begins as one of SQLite. Raises `InvalidInput` for what is no file."""
+    with open_regular(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def _is_export(path: Path) -> bool:
+    """Whether an export is at ``path``, or a link to one."""
     try:
         read_header(path)
-    except InvalidInput:
+    except (InvalidInput, FileNotFoundError):
         return False
     return True

@@ -11,6 +11,7 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,9 +23,10 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from flashtune.codegen.config import Config, Parameter
+from flashtune.codegen.value import printable
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.files import publish
-from flashtune.tuned_db.records import Measurement, new_id
+from flashtune.files import SHARED, shown_path, write_whole
+from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.rows import count_unreadable
 from flashtune.tuned_db.store import Store
 
@@ -47,12 +49,12 @@ def export_studies(
     """Writes the measurements of ``database`` (on one device model) to a new Optuna storage at ``path``.
 
     ``progress`` is told each study before it is written, its number and how many there are: a trial takes Optuna some
-    30 ms. The file appears when it is complete; one that exists is never touched (`InvalidInput`).
+    milliseconds. The file appears when it is complete; one that exists is never touched (`InvalidInput`).
     """
     if os.path.lexists(path):
-        raise InvalidInput(f"{path} exists already, and is never overwritten: name a new file")
+        raise InvalidInput(f"{shown_path(path)} exists already, and is never overwritten: name a new file")
     if not path.parent.is_dir():
-        raise InvalidInput(f"{path}: the folder {path.parent} does not exist")
+        raise InvalidInput(f"{shown_path(path)}: the folder {shown_path(path.parent)} does not exist")
     with Store.open(database, create=False, readonly=True) as store, count_unreadable() as unreadable:
         groups: dict[tuple[str, str, str], list[Measurement]] = defaultdict(list)
         for row in store.measurements(gpu_key=gpu_key):
@@ -60,25 +62,26 @@ def export_studies(
     if not groups:
         where = f" on {gpu_key}" if gpu_key is not None else ""
         if unreadable.rows:
-            raise InvalidInput(f"nothing can be exported{where} from {database}: {unreadable}")
-        raise InvalidInput(f"nothing was measured yet{where} in {database}: flashtune tune measures, on a GPU")
-    made = path.absolute().with_name(f".{path.name}-{new_id()}.tmp")
-    made.touch(exist_ok=False)  # says what is wrong with the place, before SQLite does
+            raise InvalidInput(f"nothing can be exported{where} from {shown_path(database)}: {unreadable}")
+        raise InvalidInput(
+            f"nothing was measured yet{where} in {shown_path(database)}: flashtune tune measures, on a GPU"
+        )
     written: list[Exported] = []
+    with (
+        _quietly(),
+        closing(sqlite3.connect(":memory:", check_same_thread=False)) as made,
+        _storage(made, database) as storage,
+    ):
+        for number, rows in enumerate(groups.values(), start=1):
+            name = _name(rows[0], [each.name for each in written])
+            progress(name, number, len(groups))
+            _write(storage, name, rows)
+            written.append(Exported(name, len(rows)))
+        content = made.serialize()
     try:
-        with _quietly(), _storage(made) as storage:
-            for number, rows in enumerate(groups.values(), start=1):
-                name = _name(rows[0], [each.name for each in written])
-                progress(name, number, len(groups))
-                _write(storage, name, rows)
-                written.append(Exported(name, len(rows)))
-        finished = made.stat()
-        publish(made, path)
-        if not os.path.samestat(finished, path.stat()):
-            raise InvalidInput(f"{path} was made by another process meanwhile, and is left as it is")
-    finally:
-        for suffix in ("", "-journal"):
-            Path(f"{made}{suffix}").unlink(missing_ok=True)
+        write_whole(path, content, mode=SHARED, replace=False)
+    except FileExistsError as error:
+        raise InvalidInput(f"{shown_path(path)} was made by another process meanwhile, and is left as it is") from error
     return written
 
 
@@ -136,16 +139,15 @@ def _trial(row: Measurement, ranges: dict[str, BaseDistribution]) -> FrozenTrial
 
 
 @contextlib.contextmanager
-def _storage(path: Path) -> Iterator[RDBStorage]:
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(path, check_same_thread=False)
-
-    # The address only names the kind of database: a path may hold what has a meaning in an address.
-    storage = RDBStorage("sqlite:///export.db", engine_kwargs={"creator": connect})
+def _storage(made: sqlite3.Connection, database: Path) -> Iterator[RDBStorage]:
+    """Optuna's storage in ``made``; what it can't store of ``database`` is `InvalidInput`, without its SQL."""
+    storage = RDBStorage("sqlite://", engine_kwargs={"creator": lambda: made})  # one connection for this thread
     try:
         yield storage
-    except optuna.exceptions.StorageInternalError as error:
-        raise InvalidInput(f"{path.parent} can't be written: {error.__cause__ or error}") from error
+    except optuna.exceptions.OptunaError as error:
+        cause = error.__cause__ or error
+        why = printable(str(getattr(cause, "orig", None) or cause))
+        raise InvalidInput(f"{shown_path(database)} can't be exported: {why}") from error
     finally:
         storage.remove_session()
         storage.engine.dispose()

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from flashtune.codegen.problem import Problem
-from flashtune.codegen.value import shown
+from flashtune.codegen.value import printable, shown
 from flashtune.errors import FlashtuneError, InvalidInput, MissingDependency
+from flashtune.files import read_given, shown_path
 
 FILE_LIMIT = 256 * 1024
 """Bytes of a file: room for `MAX_PROBLEMS`, and read in a moment."""
@@ -58,20 +59,20 @@ _NEEDED = {
 
 def read_problem_file(path: Path) -> list[Problem]:
     """The problems of the file at ``path``, in its order; see above."""
-    text = _text(path)
-    data = _yaml(text, path) if path.suffix.lower() in YAML_SUFFIXES else _json(text, path)
+    name, text = shown_path(path), _text(path)
+    data = _yaml(text, name) if path.suffix.lower() in YAML_SUFFIXES else _json(text, name)
     if not isinstance(data, list):
-        raise InvalidInput(f"{path} must hold a list of problems, not {_kind(data)}")
+        raise InvalidInput(f"{name} must hold a list of problems, not {_kind(data)}")
     if not data:
-        raise InvalidInput(f"{path} holds an empty list: there is no problem to tune")
+        raise InvalidInput(f"{name} holds an empty list: there is no problem to tune")
     if len(data) > MAX_PROBLEMS:
-        raise InvalidInput(f"{path} holds {len(data)} problems, at most {MAX_PROBLEMS} are allowed")
+        raise InvalidInput(f"{name} holds {len(data)} problems, at most {MAX_PROBLEMS} are allowed")
     problems = []
     for number, each in enumerate(data, start=1):
         try:
             problems.append(problem_from_fields(each))
         except FlashtuneError as error:
-            raise InvalidInput(f"{path}, problem {number} of {len(data)}: {error}") from error
+            raise InvalidInput(f"{name}, problem {number} of {len(data)}: {error}") from error
     return problems
 
 
@@ -105,26 +106,24 @@ def problem_from_fields(data: object) -> Problem:
 
 
 def _text(path: Path) -> str:
+    name = shown_path(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(FILE_LIMIT + 1)
+        raw = read_given(path, FILE_LIMIT, "file of problems")
     except OSError as error:
-        raise InvalidInput(f"{path} can't be read: {error.strerror}") from error
-    if len(raw) > FILE_LIMIT:
-        raise InvalidInput(f"{path} has more than {FILE_LIMIT // 1024} KiB, the most that a file of problems may have")
+        raise InvalidInput(f"{name} can't be read: {error.strerror}") from error
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start} is none of it") from error
+        raise InvalidInput(f"{name} is not text in UTF-8: byte {error.start} is none of it") from error
 
 
-def _json(text: str, path: Path) -> object:
+def _json(text: str, name: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=_named_once)
     except json.JSONDecodeError as error:
-        raise InvalidInput(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
+        raise InvalidInput(f"{name}, line {error.lineno}: not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # a number with thousands of digits; lists in lists in lists
-        raise InvalidInput(f"{path} is not a list of problems: {str(error)[:80]}") from error
+        raise InvalidInput(f"{name} is not a list of problems: {printable(str(error), 80)}") from error
 
 
 def _named_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -135,11 +134,11 @@ def _named_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return named
 
 
-def _yaml(text: str, path: Path) -> object:
+def _yaml(text: str, name: str) -> object:
     try:
         import yaml
     except ImportError as error:
-        raise MissingDependency(f"{path} is YAML, which needs PyYAML: {INSTALL_YAML}. JSON works without it") from error
+        raise MissingDependency(f"{name} is YAML, which needs PyYAML: {INSTALL_YAML}. JSON works without it") from error
 
     class Strict(yaml.SafeLoader):  # type: ignore[misc]
         """What ``yaml.safe_load`` loads with, which makes plain values only; and each name stands once."""
@@ -150,14 +149,14 @@ def _yaml(text: str, path: Path) -> object:
             ):  # it can stand for any number of copies; no list of problems needs one
                 event = self.peek_event()
                 line = event.start_mark.line + 1
-                raise InvalidInput(f"{path}, line {line}: aliases such as *{event.anchor[:40]} are not allowed")
+                raise InvalidInput(f"{name}, line {line}: aliases such as *{event.anchor[:40]} are not allowed")
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             named = super().construct_mapping(node, deep)
             if len(named) != len(node.value):
                 line = node.start_mark.line + 1
-                raise InvalidInput(f"{path}, line {line}: a name stands twice in one problem")
+                raise InvalidInput(f"{name}, line {line}: a name stands twice in one problem")
             return named
 
     try:
@@ -166,9 +165,9 @@ def _yaml(text: str, path: Path) -> object:
         raise
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InvalidInput(f"{path}{where}: not YAML: {str(error.problem)[:80]}") from error
+        raise InvalidInput(f"{name}{where}: not YAML: {printable(str(error.problem), 80)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a character, a date, lists in lists in lists
-        raise InvalidInput(f"{path} is not YAML: {' '.join(str(error).split())[:80]}") from error
+        raise InvalidInput(f"{name} is not YAML: {printable(str(error), 80)}") from error
 
 
 def _kind(got: object) -> str:

@@ -11,10 +11,12 @@ import click
 from ._cli_db_compare import diff, digest, history
 from ._cli_db_keep import backup, check, upgrade
 from ._cli_db_past import gc, log
-from ._cli_options import database_option, existing_database, new_database_option
+from ._cli_options import FileName, database_option, existing_database, new_database_option
 from ._cli_team import pull, push, team
+from .files import is_stream, shown_path
 
 if TYPE_CHECKING:
+    from .tuned_db.exchange import Header
     from .tuned_db.store import Store
     from .tuned_db.union import Added
 
@@ -64,7 +66,7 @@ def info(database: Path | None) -> None:
     with _existing(database) as store, count_unreadable() as unreadable:
         rows = store.measurements()
         predictions, removed, arrivals = len(store.predictions()), store.count_removed(), len(store.arrivals())
-        click.echo(f"path          {store.path} ({store.path.stat().st_size / 1e6:.1f} MB)")
+        click.echo(f"path          {shown_path(store.path)} ({store.path.stat().st_size / 1e6:.1f} MB)")
         click.echo(f"id            {store.origin}")
     sessions = len({row.session for row in rows})
     click.echo(f"measurements  {len(rows)} of {_counted(sessions, 'session')}")
@@ -84,18 +86,18 @@ def info(database: Path | None) -> None:
 
 
 @db.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=FileName(dash="/dev/stdout"))
 @click.option("--gpu", help="Only what was measured on this GPU, such as h100. [default: all]")
 @click.option(
     "--sign",
     "key",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FileName(exists=True),
     metavar="KEYFILE",
     help="Sign it with this private key (Ed25519, PEM): writes FILE.sig, and prints the public key.",
 )
 @database_option
 def export(file: Path, gpu: str | None, key: Path | None, database: Path | None) -> None:
-    """Write all measurements to FILE, one a line.
+    """Write all measurements to FILE, one a line; - is standard output.
 
     The same rows give the same bytes, so that the file diffs well under version control. An export that is there is
     replaced, any other file is left alone. Predictions are not written. A name that ends in .gz gives the same text as
@@ -105,6 +107,7 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
     Examples:
       flashtune db export tuned/h100.jsonl --gpu h100
       flashtune db export all.jsonl.gz --db team.db
+      flashtune db export - | ssh node7 flashtune db import -
       openssl genpkey -algorithm ed25519 -out mine.pem
       flashtune db export h100.jsonl --sign mine.pem
     """
@@ -115,17 +118,18 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
     sign, public = _signing(file, key)
     with _existing(database) as store:
         count = export_database(store, file, gpu_key=target.key if target else None, sign=sign)
-    click.echo(f"{count} measurements written to {file}{f', all of {target}' if target else ''}")
+    of = f", all of {target}" if target else ""
+    click.echo(f"{count} measurements written to {shown_path(file)}{of}", err=is_stream(file))
     if public:
-        click.echo(f"Signed in {file}.sig by the key {public}")
+        click.echo(f"Signed in {shown_path(file)}.sig by the key {public}")
 
 
 @db.command(name="import")
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--skip-invalid", is_flag=True, help="Pass over rows that this version can't take, and list them.")
+@click.argument("files", nargs=-1, required=True, type=FileName(exists=True, dash="/dev/stdin"))
+@click.option("--skip-invalid", is_flag=True, help="Pass over rows that this version can't take, and list the first.")
 @click.option(
     "--trusted",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FileName(exists=True),
     metavar="KEYS",
     help="A file of public keys that are trusted, each a line of 64 hexadecimal digits and a name.",
 )
@@ -138,7 +142,7 @@ def import_(
     require_signature: bool,
     database: Path | None,
 ) -> None:
-    """Add the measurements of exports to the tuning database.
+    """Add the measurements of exports to the tuning database; - is standard input.
 
     All rows of a file are added, or none. What is there already stays as it is, so that a file may be imported again,
     and the order of files makes no difference. Files are data: known names, listed words and numbers in range.
@@ -160,9 +164,9 @@ def import_(
     keys = read_trusted(trusted) if trusted is not None else {}
 
     def add(store: Store, path: Path) -> Added:
-        def check(digest: str) -> str:
-            found = check_signature(path, digest, keys, required=require_signature)
-            click.echo(f"{path}: {found.sentence}", err=True)
+        def check(header: Header) -> str:
+            found = check_signature(path, header, keys, required=require_signature)
+            click.echo(f"{shown_path(path)}: {found.sentence}", err=True)
             return found.signer
 
         return add_file(store, path, skip_invalid=skip_invalid, check=check)
@@ -171,7 +175,7 @@ def import_(
 
 
 @db.command()
-@click.argument("databases", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("databases", nargs=-1, required=True, type=FileName(exists=True))
 @new_database_option
 def merge(databases: tuple[Path, ...], database: Path | None) -> None:
     """Add the measurements of other tuning databases.
@@ -189,19 +193,23 @@ def merge(databases: tuple[Path, ...], database: Path | None) -> None:
     _add(databases, database, add_database)
 
 
-def _signing(file: Path, key: Path | None) -> tuple[Callable[[str], object], str]:
+def _signing(file: Path, key: Path | None) -> tuple[Callable[[Header], object], str]:
     """What signs the export at ``file``, and its public key; before anything is written, whether it can."""
     from .errors import InvalidInput
     from .tuned_db.signing import Signer, read_signature, signature_path
 
+    if is_stream(file):
+        if key is not None:
+            raise InvalidInput(f"--sign writes its signature beside a file, and {shown_path(file)} is none")
+        return lambda header: None, ""
     there = read_signature(file)
     if key is not None:
         signer = Signer.read(key)
-        return lambda digest: signer.write(file, digest), signer.public
+        return lambda header: signer.write(file, header), signer.public
     if there is not None:
-        path = signature_path(file)
+        path = shown_path(signature_path(file))
         raise InvalidInput(f"{path} signs the export that is there: give --sign, remove it, or choose another name")
-    return lambda digest: None, ""
+    return lambda header: None, ""
 
 
 def _counted(count: int, what: str) -> str:
@@ -220,11 +228,12 @@ def _add(sources: tuple[Path, ...], database: Path | None, add: Callable[[Store,
 
     with Store.open(database or settings.database_path()) as store:
         for path in sources:
-            click.echo(f"{path}: reading and checking each row", err=True)
+            click.echo(f"{shown_path(path)}: reading and checking each row", err=True)
             added = add(store, path)
-            click.echo(f"{path}: {added.summary}")
-            for reason in added.refused[:SHOWN]:
+            click.echo(f"{shown_path(path)}: {added.summary}")
+            reasons = added.refused.reasons[:SHOWN]
+            for reason in reasons:
                 click.echo(f"  passed over: {reason}", err=True)
-            if len(added.refused) > SHOWN:
-                click.echo(f"  and {len(added.refused) - SHOWN} more", err=True)
-    click.echo(f"Stored in {store.path}")
+            if added.refused.rows > len(reasons):
+                click.echo(f"  and {added.refused.rows - len(reasons)} more", err=True)
+    click.echo(f"Stored in {shown_path(store.path)}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ._cli_options import (
+    FileName,
     database_option,
     existing_database,
     gpu_from,
@@ -19,6 +20,7 @@ from ._cli_options import (
     take_problem,
 )
 from .errors import FlashtuneError
+from .files import shown_path
 
 if TYPE_CHECKING:
     from .tuned_db.diff import Difference, Place, Side
@@ -64,7 +66,9 @@ def history(gpu: str | None, database: Path | None, **flags: Any) -> None:
         found = sessions(store.measurements(problem=problem, gpu_key=target.key), store.rejected(problem.spec))
         choice = find_in(problem, target, [store, bundled(capability(target.key))])
     winner = choice.measurement.session if choice.measurement and choice.origin == store.label else None
-    click.echo(f"{problem} on {target}, {path}: {f'{len(found)} sessions' if len(found) != 1 else '1 session'}")
+    click.echo(
+        f"{problem} on {target}, {shown_path(path)}: {f'{len(found)} sessions' if len(found) != 1 else '1 session'}"
+    )
     for each in found:
         _print_session(each, "*" if each.session == winner else " ")
     source = f" ({choice.origin})" if choice.origin else ""
@@ -77,7 +81,7 @@ def history(gpu: str | None, database: Path | None, **flags: Any) -> None:
 @click.option(
     "--problems",
     "problem_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FileName(exists=True, dash="/dev/stdin"),
     metavar="FILE",
     help="Problems from a file, as flashtune tune --problems takes it. [default: all that something is known of]",
 )
@@ -108,7 +112,7 @@ def digest(gpu: str | None, problem_file: Path | None, database: Path | None, **
         problems = list(read_problem_file(problem_file))
     target = gpu_from(gpu)
     path = existing_database(database) if database is not None else settings.database_path()
-    where = path if path.exists() else "no database of your own"
+    where = shown_path(path) if path.exists() else "no database of your own"
     click.echo(f"{where}: looking up each problem", err=True)
     found = choices(target, problems, database=path)
     count = "1 problem" if len(found.chosen) == 1 else f"{len(found.chosen)} problems"
@@ -117,8 +121,8 @@ def digest(gpu: str | None, problem_file: Path | None, database: Path | None, **
 
 
 @click.command()
-@click.argument("first", metavar="A", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("second", metavar="B", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("first", metavar="A", type=FileName())
+@click.argument("second", metavar="B", type=FileName())
 @click.option("--all", "everything", is_flag=True, help=f"Name all rows, not {SHOWN} of each kind.")
 def diff(first: Path, second: Path, everything: bool) -> None:
     """Say how two databases or exports differ: in rows, and in what wins.
@@ -136,13 +140,15 @@ def diff(first: Path, second: Path, everything: bool) -> None:
     try:
         sides = []
         for path in (first, second):
-            click.echo(f"{path}: reading and checking each row", err=True)
+            click.echo(f"{shown_path(path)}: reading and checking each row", err=True)
             sides.append(read_side(path))
-    except (FlashtuneError, OSError) as error:
+    except FlashtuneError as error:
         raise _Trouble(str(error)) from error
+    except OSError as error:
+        raise _Trouble(f"{error.strerror}: {shown_path(error.filename or '')}") from error
     for side in sides:
         if side.unreadable.rows:
-            click.echo(f"{side.path}: {side.unreadable}, which take no part", err=True)
+            click.echo(f"{shown_path(side.path)}: {side.unreadable}, which take no part", err=True)
     found = compare(sides[0].measurements, sides[1].measurements)
     _print_difference(found, sides, everything)
     if found:
@@ -181,7 +187,7 @@ def _ratio(best: Ranked) -> str:
 
 def _print_difference(found: Difference, sides: Sequence[Side], everything: bool) -> None:
     for mark, side, rows in zip("<>", sides, (found.only_first, found.only_second), strict=True):
-        click.echo(f"only in {side.path}: {len(rows)} of {len(side.measurements)} measurements")
+        click.echo(f"only in {shown_path(side.path)}: {len(rows)} of {len(side.measurements)} measurements")
         _print_some([f"{mark} {_row(each)}" for each in rows], everything)
     if found.changed:
         click.echo(f"in both with other values under one id, so that one of them was altered: {len(found.changed)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ._cli_options import database_option, existing_database
+from ._cli_options import FileName, database_option, existing_database
 
 if TYPE_CHECKING:
     from .codegen.gpu import Gpu
@@ -52,7 +52,7 @@ def check(gpu_name: str | None, database: Path | None) -> None:
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=FileName())
 @database_option
 def backup(file: Path, database: Path | None) -> None:
     """Copy the tuning database to the new file FILE.

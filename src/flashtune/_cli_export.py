@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from ._cli_options import database_option, existing_database
+from ._cli_options import FileName, database_option, existing_database
+from .files import shown_path
 
 
 @click.command(name="export-optuna")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=FileName())
 @click.option("--gpu", help="Only what was measured on this GPU, such as h100. [default: all]")
 @database_option
 def export_optuna(file: Path, gpu: str | None, database: Path | None) -> None:
@@ -37,5 +38,5 @@ def export_optuna(file: Path, gpu: str | None, database: Path | None) -> None:
 
     written = export_studies(path, file, gpu_key=key, progress=show)
     trials = sum(each.trials for each in written)
-    click.echo(f"{len(written)} studies with {trials} trials written to {file}")
-    click.echo(f"Look at them: optuna-dashboard sqlite:///{file}")
+    click.echo(f"{len(written)} studies with {trials} trials written to {shown_path(file)}")
+    click.echo(f"Look at them: optuna-dashboard sqlite:///{shown_path(file)}")

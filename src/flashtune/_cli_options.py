@@ -23,6 +23,22 @@ DTYPES = ("float16", "bfloat16", "float32")
 _REQUIRED = ("head_dim", "heads")
 
 
+class FileName(click.Path):
+    """A file that a user names; for ``-`` the stream ``dash``, if that is given."""
+
+    def __init__(self, *, exists: bool = False, dash: str = "") -> None:
+        super().__init__(exists=exists, dir_okay=False, path_type=Path)
+        self._dash = dash
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value).strip():
+            self.fail("must be the path of a file, and is empty", param, ctx)
+        if value == "-" and self._dash:
+            return Path(self._dash)
+        path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]
+        return path
+
+
 def _database(context: click.Context, option: click.Parameter, given: str | None) -> Path | None:
     if given is None:
         return None

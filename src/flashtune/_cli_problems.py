@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._cli_options import F, problem_from, take_problem
+from ._cli_options import F, FileName, problem_from, take_problem
 
 if TYPE_CHECKING:
     from .codegen.problem import Problem
@@ -26,10 +26,11 @@ def source_options(command: F) -> F:
         click.option(
             "--problems",
             "problem_file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            type=FileName(exists=True, dash="/dev/stdin"),
             metavar="FILE",
             help='Problems from a JSON file, [{"seqlen": 4096, "heads": 32, "head_dim": 128}, ...], with the names of '
-            "the flags below (head_dim for --head-dim) and their defaults; or from .yaml, if PyYAML is installed.",
+            "the flags below (head_dim for --head-dim) and their defaults; or from .yaml, if PyYAML is installed. "
+            "- is standard input.",
         ),
         click.option(
             "--captured",

@@ -12,6 +12,7 @@ import click
 from . import settings
 from ._cli_db_past import collecting, print_arrivals, print_collected
 from ._cli_options import database_option, existing_database, new_database_option
+from .files import shown_path
 
 if TYPE_CHECKING:
     from .tuned_db.union import Added
@@ -78,7 +79,7 @@ def pull(team: str | None, database: Path | None) -> None:
     shared = Store.on_server(_address(team), readonly=True)
     with Store.open(database or settings.database_path()) as local:
         _report(carry(shared, local, _ticker()))
-        click.echo(f"Stored in {local.path}")
+        click.echo(f"Stored in {shown_path(local.path)}")
 
 
 @click.group()
@@ -197,8 +198,8 @@ def _address(given: str | None) -> str:
 
 def _report(added: Added) -> None:
     click.echo(added.summary)
-    for reason in added.refused:
-        click.echo(f"  passed over: {reason}", err=True)
+    if added.refused.rows:
+        click.echo(f"  passed over: {added.refused}", err=True)
 
 
 def _ticker() -> Callable[[str], None]:

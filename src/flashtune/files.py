@@ -11,6 +11,7 @@ is behind it.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import uuid
@@ -35,6 +36,7 @@ _KINDS = {
 }
 _NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _STANDARD = ("stdin", "stdout", "stderr")
+_PIECE = 2**16
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -85,20 +87,27 @@ def read_regular(path: str | Path, limit: int, what: str = "") -> bytes:
 
 
 def read_given(path: str | Path, limit: int, what: str = "") -> bytes:
-    """:func:`read_regular` for a path that a user typed, which may be a descriptor of this process: that is read to its
-    end."""
-    descriptor = _descriptor(Path(path))
-    if descriptor is None:
-        return read_regular(path, limit, what)
-    with errors_name(path), _duplicate(descriptor, "rb") as file:
+    """:func:`read_regular` for a path that a user typed, see :func:`open_given`."""
+    with open_given(path, what) as file:
         return _all_of(file, path, limit, what)
 
 
+@contextmanager
+def open_given(path: str | Path, what: str = "") -> Iterator[IO[bytes]]:
+    """:func:`open_regular` for a path that a user typed, which may be a descriptor of this process. Errors of the
+    system in the block name ``path``."""
+    descriptor = _descriptor(Path(path))
+    with errors_name(path), open_regular(path, what) if descriptor is None else _duplicate(descriptor, "rb") as file:
+        yield file
+
+
 def _all_of(file: IO[bytes], path: str | Path, limit: int, what: str) -> bytes:
-    content = file.read(limit + 1)
-    if len(content) > limit:
+    content = io.BytesIO()
+    while piece := file.read(min(_PIECE, limit + 1 - content.tell())):  # all at once would take the limit's memory
+        content.write(piece)
+    if content.tell() > limit:
         raise InvalidInput(f"{_named(path, what)} has more than {limit} bytes")
-    return content
+    return content.getvalue()
 
 
 @contextmanager

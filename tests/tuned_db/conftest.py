@@ -15,6 +15,7 @@ from typing import Any
 
 import fakes
 import pytest
+from command_line import run
 from fakes import H200, PairConfig, SoloConfig, install, make_measurement, make_prediction, make_problem
 
 import flashtune
@@ -25,6 +26,7 @@ from flashtune.tuned_db import gate, lookup, records, sources
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.gc import in_sample
 from flashtune.tuned_db.records import Choice, Measurement, Prediction
+from flashtune.tuned_db.signing import Signer
 from flashtune.tuned_db.store import Store
 
 
@@ -192,3 +194,15 @@ def other(tmp_path: Path, searched: Callable[..., list[Measurement]]) -> tuple[P
     with Store.open(tmp_path / "other.db") as made:
         made.add(rows)
     return tmp_path / "other.db", rows
+
+
+@pytest.fixture(params=["rows.jsonl", "rows.jsonl.gz"])
+def signed(
+    store: Store, rows: list[Measurement], key: Callable[[str], Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> Path:
+    """An export that the key "mine" has signed."""
+    store.add(rows)
+    export = tmp_path / str(request.param)
+    said = run("db", "export", export, "--db", store.path, "--sign", key("mine"))
+    assert Signer.read(tmp_path / "mine.pem").public in said.stdout
+    return export

@@ -123,6 +123,9 @@ def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("block,us\n64,80\n")
     with pytest.raises(InvalidInput, match=r"text, line 1: not JSON"):
         read_side(tmp_path / "text")
-    for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(InvalidInput, match="is no file: it must be a tuning database or an export"):
-            read_side(path)
+    for path, why in (
+        ("none", "there is no tuning database or export of one at .*none"),
+        ("", "is a folder, not a file"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            read_side(tmp_path / path)

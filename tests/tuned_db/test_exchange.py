@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 import random
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from export_files import refit
 
 from flashtune.errors import InvalidInput
 from flashtune.tuned_db.exchange import read_export, read_header, write_bundled, write_export
@@ -46,18 +46,12 @@ def rewrite(file: Path, change: Callable[[dict[str, Any]], object], line: int = 
     refit(file, header, lines)
 
 
-def refit(file: Path, header: bytes, lines: list[bytes]) -> None:
-    body = b"".join(each + b"\n" for each in lines)
-    head = json.loads(header) | {"digest": hashlib.sha256(body).hexdigest(), "rows": len(lines)}
-    file.write_bytes(json.dumps(head).encode() + b"\n" + body)
-
-
 def test_writing_and_reading_is_the_identity(file: Path, rows: list[Measurement]) -> None:
-    digest = write_export(rows, file, origin="here")
+    header = write_export(rows, file, origin="here")
     export = read_export(file)
     assert {each.id: each for each in export.measurements} == {each.id: each for each in rows}
-    assert (export.origin, export.gpu_keys, export.digest) == ("here", (rows[0].gpu_key,), digest)
-    assert read_header(file).digest == digest
+    assert (header.origin, header.gpu_keys, header.rows) == ("here", (rows[0].gpu_key,), len(rows))
+    assert export.header == read_header(file) == header
 
 
 def test_the_same_rows_give_the_same_bytes(file: Path, rows: list[Measurement]) -> None:
@@ -128,7 +122,7 @@ def test_a_tampered_row_is_refused_with_its_line(file: Path, rows: list[Measurem
         read_export(file)
     export = read_export(file, skip_invalid=True)
     assert len(export.measurements) == len(rows) - 1
-    assert len(export.refused) == 1
+    assert export.refused.rows == len(export.refused.reasons) == 1
 
 
 LINES: dict[str, tuple[bytes, str]] = {
@@ -233,7 +227,7 @@ def test_bundled_files_keep_winners_and_their_evidence(file: Path, measurement: 
     everything = [default, *finals, again, fast_but_wrong, verdict, *screens]
     write_bundled(everything, file)
     kept = read_export(file)
-    assert kept.origin == "bundled"
+    assert kept.header.origin == "bundled"
     assert {each.id for each in kept.measurements} == {default.id, again.id, *(each.id for each in finals[:3])}
     assert rank(kept.measurements)[0] == rank(everything)[0]
 

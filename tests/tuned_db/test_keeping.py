@@ -16,8 +16,8 @@ from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, StoreError
 from flashtune.tuned_db import keeping
 from flashtune.tuned_db.files import SCHEMA_VERSION
+from flashtune.tuned_db.gate import REASONS
 from flashtune.tuned_db.keeping import inspect_file, inspect_rows, serves
-from flashtune.tuned_db.rows import REASONS
 from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]

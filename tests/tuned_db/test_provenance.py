@@ -41,8 +41,8 @@ class TestArrivals:
         source, rows = other
         team = Store.on_server(team_url)
         with Store.open(source) as local:
-            digest = write_export(rows[:3], tmp_path / "some.jsonl", origin=local.origin)
-            add_file(store, tmp_path / "some.jsonl", check=lambda digest: "node 7")
+            digest = write_export(rows[:3], tmp_path / "some.jsonl", origin=local.origin).digest
+            add_file(store, tmp_path / "some.jsonl", check=lambda header: "node 7")
             add_file(store, tmp_path / "some.jsonl")
             add_database(store, source)
             add_database(store, source)

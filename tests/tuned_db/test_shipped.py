@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.tuned_db import sources
-from flashtune.tuned_db.exchange import Export, read_lines
+from flashtune.tuned_db.exchange import Header, read_lines
 from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]
@@ -82,7 +82,7 @@ def test_what_ships_is_read_once_and_only_for_its_capability(
 ) -> None:
     read: list[Path] = []
 
-    def counting(path: Path) -> tuple[Export, list[bytes]]:
+    def counting(path: Path) -> tuple[Header, Iterator[bytes]]:
         read.append(path)
         return read_lines(path)
 

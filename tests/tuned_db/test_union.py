@@ -118,7 +118,7 @@ def test_a_database_of_an_older_schema_is_read_and_left_as_it_is(tmp_path: Path,
     with Store.open(tmp_path / "own.db") as store:
         added = add_database(store, old)
         assert added.new == len(store.measurements())
-    assert added.new + len(added.refused) > 0
+    assert added.new + added.refused.rows > 0
     assert old.read_bytes() == before
 
 
@@ -145,8 +145,8 @@ def test_rows_that_are_not_valid_are_named_or_passed_over(tmp_path: Path, rows: 
             add_file(store, file)
         assert store.measurements() == []
         added = add_file(store, file, skip_invalid=True)
-    assert (added.new, len(added.refused)) == (len(rows) - 1, 1)
-    assert "line 4" in added.refused[0]
+    assert (added.new, added.refused.rows) == (len(rows) - 1, 1)
+    assert "line 4" in added.refused.reasons[0]
 
 
 def test_what_is_no_database_or_export_says_so(tmp_path: Path, rows: list[Measurement]) -> None:
@@ -167,7 +167,7 @@ def test_what_is_no_database_or_export_says_so(tmp_path: Path, rows: list[Measur
             (text, add_file, InvalidInput, "line 1"),
             (tmp_path / "none.db", add_database, StoreError, "there is no tuning database"),
             (tmp_path, add_database, StoreError, "there is no tuning database"),
-            (tmp_path, add_file, InvalidInput, "is no file"),
+            (tmp_path, add_file, InvalidInput, "is a folder, not a file"),
         ):
             with pytest.raises(error, match=message):
                 add(store, path)

@@ -115,6 +115,6 @@ def test_a_row_that_is_there_already_and_can_not_get_out_keeps_no_other_in(
         carry(store, team)
     with Store.open(tmp_path / "other.db") as other:
         assert add_file(other, tmp_path / "rows.jsonl").new == 2
-        assert len(add_database(other, store.path).refused) == 1
+        assert add_database(other, store.path).refused.rows == 1
         assert {each.id for each in other.measurements()} == {rows[0].id, rows[2].id}
     assert {each.id for each in team.measurements()} == {rows[0].id, rows[2].id}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -121,7 +120,7 @@ def test_what_is_missing_is_named(left_out: str, message: str) -> None:
         ('[{"seqlen": 1, "seqlen": 2}]', "'seqlen' stands twice"),
         ("[" * 100_000, "is not a list of problems"),
         ('[{"seqlen": ' + "9" * 5000 + "}]", "is not a list of problems"),
-        (" " * FILE_LIMIT + "[]", "has more than 256 KiB"),
+        (" " * FILE_LIMIT + "[]", "has more than 262144 bytes"),
     ],
     ids=["object", "number", "empty", "nested", "null", "many", "syntax", "twice", "deep", "digits", "large"],
 )
@@ -161,5 +160,5 @@ def test_bytes_that_are_no_text_and_files_that_can_not_be_read_are_refused(tmp_p
     path.write_bytes(b"[\xff]")
     with pytest.raises(InvalidInput, match="byte 1"):
         read_problem_file(path)
-    with pytest.raises(InvalidInput, match=f"{tmp_path} can't be read: {os.strerror(21)}"):
+    with pytest.raises(InvalidInput, match=f"^file of problems {tmp_path} is a folder, not a file$"):
         read_problem_file(tmp_path)
