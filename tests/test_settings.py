@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from flashtune import settings
+from flashtune.cli import main
 from flashtune.errors import InvalidInput
+from flashtune.tuned_db.store import Store
 
 VARIABLES = (
     "FLASHTUNE_DB",
@@ -138,7 +141,7 @@ def test_an_address_is_refused_without_showing_its_password(monkeypatch: pytest.
     ("name", "given", "shown"),
     [
         ("FLASHTUNE_TEAM_DB", "postgresql://me:secret@host/db", "postgresql://..."),
-        ("FLASHTUNE_DB", "postgresql://me:secret@host/db", "postgresql://..."),
+        ("FLASHTUNE_DB", "postgresql://me:secret@host/db", "not shown: it looks like an address"),
         ("FLASHTUNE_TEAM_DB", "me:secret@host/db", "not an address"),
         ("FLASHTUNE_TEAM_DB", "me:secret@://host/db", "not an address"),
         ("FLASHTUNE_TEAM_DB", "", ""),
@@ -150,6 +153,79 @@ def test_what_may_hold_a_password_is_not_shown(
 ) -> None:
     monkeypatch.setenv(name, given)
     assert settings.presentable(name) == shown
+
+
+SECRET = "Xq7Zv"
+MISTAKEN = [
+    f"host=h user=tuner password={SECRET}",
+    f"dbname=team host={SECRET}",
+    f"user={SECRET}",
+    f"postgresql:tuner:{SECRET}@host/team",
+    f"postgresql:/tuner:{SECRET}@host/team",
+    f"postgresql+psycopg:{SECRET}@host",
+    f"jdbc:postgresql:{SECRET}",
+    f"'postgresql:{SECRET}'",
+    f"//{SECRET}@host/team",
+    f"//tuner:{SECRET}@host/team",
+    f"tuner:{SECRET}@host/team",
+    f"tuner:a/{SECRET}@host/team",
+    f"tuner@{SECRET}@host/team",
+    f"{SECRET}://tuner@host/team",
+    f"PGPASSWORD={SECRET} psql",
+    f"/data/team&password={SECRET}",
+    f"password: {SECRET}",
+]
+"""Addresses of a server with a password, typed in ways that no server takes."""
+HARMLESS = [
+    "/home/me@corp/x/tuned.db",
+    "/home/me/run:1@host/t.db",
+    "~/run:1@host/t.db",
+    "me@host/tuned.db",
+    "runs/3/tuned.db",
+    "2026-11-30T12:00/t.db",
+    "run=3/t.db",
+    "C:\\x@y\\t.db",
+    "Ada <ada@example.org>",
+]
+
+
+@pytest.mark.parametrize("given", MISTAKEN)
+def test_an_address_in_any_variable_is_neither_shown_nor_taken(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """m9: only what holds ``://`` was known for an address."""
+    for name, read in (
+        ("FLASHTUNE_DB", settings.database_path),
+        ("FLASHTUNE_CACHE_DIR", settings.cache_dir),
+        ("FLASHTUNE_CAPTURE", settings.capture_path),
+        ("FLASHTUNE_AUTHOR", settings.author),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, given)
+            assert SECRET not in settings.presentable(name)
+            with pytest.raises(InvalidInput, match=f"^{name} must be") as caught:
+                read()
+            assert SECRET not in str(caught.value)
+            shown = CliRunner().invoke(main, ["info"])
+            assert SECRET not in shown.output + repr(shown.exception)
+    monkeypatch.setenv("FLASHTUNE_TEAM_DB", given)
+    assert settings.presentable("FLASHTUNE_TEAM_DB") == "not an address"
+
+
+@pytest.mark.parametrize("given", MISTAKEN)
+def test_an_address_in_place_of_a_database_is_not_shown(tmp_path: Path, given: str) -> None:
+    """m9"""
+    with pytest.raises(InvalidInput, match="not an address") as caught:
+        Store.open(given)
+    shown = CliRunner().invoke(main, ["db", "info", "--db", given])
+    assert shown.exit_code == 2
+    assert SECRET not in shown.output + str(caught.value)
+
+
+@pytest.mark.parametrize("given", HARMLESS)
+def test_what_is_no_address_is_taken_and_shown(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv("FLASHTUNE_DB", given)
+    monkeypatch.setenv("FLASHTUNE_AUTHOR", given)
+    assert settings.presentable("FLASHTUNE_DB") == settings.author() == given
+    assert settings.database_path().name == Path(given).name
 
 
 def test_a_team_database_is_named_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
+from flashtune.settings import may_hold_password
 
 from .copying import SIDE_FILES, copied, name_copy, same_pages
 from .files import (
@@ -83,7 +84,7 @@ class File(Place):
 
 def path_of_file(path: str | Path) -> Path:
     """``path`` as an absolute one. Raises `InvalidInput` for an address."""
-    if "://" in str(path):  # not shown: it may hold a password
+    if may_hold_password(str(path)):
         raise InvalidInput(
             "a tuning database is a path of a file system, not an address. "
             "What a team shares on a server is fetched by flashtune db pull"

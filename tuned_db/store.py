@@ -74,9 +74,10 @@ class Store(Reader):
         another `StoreError`, each with the address but for its password. ``timeout`` is how many seconds a writer waits
         for another. Look-ups of ``attention()`` never come here.
         """
-        from .postgres import Server, team_url
+        from .address import read_address
+        from .postgres import Server
 
-        return cls(Server(team_url(url), readonly=readonly, timeout=timeout))
+        return cls(Server(read_address(url), readonly=readonly, timeout=timeout))
 
     @property
     def path(self) -> Path:

@@ -8,9 +8,11 @@ from sqlalchemy import Connection, distinct, func, insert, select, text
 
 from flashtune.errors import DatabaseForeign, StoreError
 
+from .address import read_address
+from .connecting import unlimited
 from .files import SCHEMA_VERSION
 from .models import DeviceRow, EnvironmentRow, MeasurementRow, OriginRow, PredictionRow
-from .postgres import VERSION_TABLE, Server, team_url
+from .postgres import VERSION_TABLE, Server
 from .records import new_id, now
 from .store import LOCK_TIMEOUT, Store
 from .upgrade import migrate
@@ -21,7 +23,7 @@ def create_team(url: str, *, timeout: float = LOCK_TIMEOUT) -> bool:
 
     Raises `DatabaseForeign` where another program's are, and the `StoreError` of `Store.on_server`.
     """
-    server = Server(team_url(url), readonly=False, timeout=timeout)
+    server = Server(read_address(url), readonly=False, timeout=timeout)
     with server.writing() as connection:
         if server.revision(connection):
             return False
@@ -42,7 +44,7 @@ def upgrade_team(url: str, *, timeout: float = LOCK_TIMEOUT) -> tuple[int, int]:
 
     Older versions of flashtune refuse the database from then on. Raises as `Store.on_server` does.
     """
-    server = Server(team_url(url), readonly=False, timeout=timeout)
+    server = Server(read_address(url), readonly=False, timeout=timeout)
     with server.writing() as connection:
         before = server.schema(connection)
         if before < SCHEMA_VERSION:
@@ -51,6 +53,7 @@ def upgrade_team(url: str, *, timeout: float = LOCK_TIMEOUT) -> tuple[int, int]:
 
 
 def _migrate(connection: Connection) -> None:
+    unlimited(connection)
     migrate(connection, "head", version_table=VERSION_TABLE)
 
 
@@ -86,7 +89,7 @@ class Summary:
 
 def team_summary(url: str) -> Summary:
     """Counts what is there, on the server. Raises as `Store.on_server` does."""
-    server = Server(team_url(url), readonly=True, timeout=LOCK_TIMEOUT)
+    server = Server(read_address(url), readonly=True, timeout=LOCK_TIMEOUT)
     store = Store(server)
     counts = (
         select(
@@ -105,7 +108,7 @@ def team_summary(url: str) -> Summary:
     with server.reading() as connection:
         shares = tuple(Share(*row) for row in connection.execute(counts))
         return Summary(
-            address=server.address,
+            address=str(server.address),
             origin=store.origin,
             server=str(connection.execute(text("SHOW server_version")).scalar_one()),
             schema=server.schema(connection),

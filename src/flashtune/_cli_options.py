@@ -42,8 +42,8 @@ class FileName(click.Path):
 def _database(context: click.Context, option: click.Parameter, given: str | None) -> Path | None:
     if given is None:
         return None
-    if not given.strip() or "://" in given:
-        raise click.BadParameter("must be a path of a file system", context, option)  # an address may hold a password
+    if not given.strip() or settings.may_hold_password(given):
+        raise click.BadParameter("must be a path of a file system", context, option)
     return Path(given)
 
 

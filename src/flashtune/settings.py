@@ -21,6 +21,21 @@ DATABASE_NAME = "tuned.db"
 AUTHOR_LIMIT = 100
 """Characters."""
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_TEAM_SCHEME = re.compile(r"postgres(?:ql)?(?:\+psycopg)?://")
+_LIKE_AN_ADDRESS = re.compile(
+    r"""
+    ://                                                        # a scheme
+    | pass\w*\s*[=:]                                           # password=..., PGPASSWORD=...
+    | ^\W*(?:jdbc:)?postgres\w*(?:\+\w+)?\s*:                 # a scheme without the slashes
+    | ^//[^/]*@                                                # an address without its scheme
+    | ^(?![~/\\]|[a-z]:[\\/])(?:                              # an absolute path may hold what follows
+        [^/@]*:[^@]*@                                          # user:password@host
+        | [^/@]*@[^/@]*@                                       # user@password@host
+        | (?:.*[\s;&?,'"])?(?:user|host|hostaddr|port|dbname|sslmode|service)\s*=   # what libpq takes as well
+    )
+    """,
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +117,27 @@ def author() -> str:
     """The name to store with measurements, empty if none was chosen. `InvalidInput` for a long one, or one that can't
     be printed."""
     given = os.environ.get("FLASHTUNE_AUTHOR", "").strip()
+    if may_hold_password(given):
+        raise InvalidInput("FLASHTUNE_AUTHOR must be a name, not an address: it is stored with what is measured")
     if len(given) > AUTHOR_LIMIT or not given.isprintable():
         raise InvalidInput(f"FLASHTUNE_AUTHOR={given[:40]!r} must be at most {AUTHOR_LIMIT} printable characters")
     return given
 
 
+def may_hold_password(text: str) -> bool:
+    """Whether ``text`` looks like the address of a server, well formed or not. Then nothing shows or stores it.
+
+    A file whose path looks like one can be named by its absolute path.
+    """
+    return _LIKE_AN_ADDRESS.search(text) is not None
+
+
 def presentable(name: str) -> str:
-    """What variable ``name`` holds, to be shown: of an address only the scheme, what follows may hold a password."""
+    """What variable ``name`` holds, to be shown: nothing of an address, which may hold a password in any place."""
     given = os.environ.get(name, "")
-    scheme, separator, _ = given.partition("://")
-    if separator or (given and name == "FLASHTUNE_TEAM_DB"):
-        return (
-            f"{scheme}://..." if separator and re.fullmatch("[a-z0-9+]{1,20}", scheme, re.ASCII) else "not an address"
-        )
-    return given
+    if name == "FLASHTUNE_TEAM_DB" and given:
+        return "postgresql://..." if _TEAM_SCHEME.match(given.strip()) else "not an address"
+    return "not shown: it looks like an address" if may_hold_password(given) else given
 
 
 def cache_dir() -> Path:
@@ -154,10 +176,8 @@ def _path_setting(name: str) -> Path | None:
     given = os.environ.get(name, "")
     if not given.strip():
         return None
-    scheme, separator, _ = given.partition("://")
-    if separator:
-        # Only the scheme is shown: what follows may hold a password.
-        raise InvalidInput(f"{name} must be a path of a file system, not a {scheme[:20]}:// address")
+    if may_hold_password(given):
+        raise InvalidInput(f"{name} must be a path of a file system, not an address such as postgresql://host/database")
     try:
         return _absolute(Path(given).expanduser(), name)
     except RuntimeError as error:

@@ -23,14 +23,14 @@ from flashtune.errors import (
     DatabaseDamaged,
     DatabaseForeign,
     DatabaseTooNew,
-    InvalidInput,
     MissingDependency,
     StoreError,
 )
+from flashtune.tuned_db.address import read_address
 from flashtune.tuned_db.arrivals import Arrival
 from flashtune.tuned_db.files import SCHEMA_VERSION
 from flashtune.tuned_db.models import Base
-from flashtune.tuned_db.postgres import VERSION_TABLE, Server, team_url
+from flashtune.tuned_db.postgres import VERSION_TABLE, Server
 from flashtune.tuned_db.records import THROTTLES
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.team import create_team, team_summary, upgrade_team
@@ -42,7 +42,7 @@ Start = Callable[[str, Path], "subprocess.Popen[str]"]
 
 
 def server(url: str) -> Server:
-    return Server(team_url(url), readonly=False, timeout=5.0)
+    return Server(read_address(url), readonly=False, timeout=5.0)
 
 
 def columns(connection: Connection) -> list[tuple[object, ...]]:
@@ -220,23 +220,6 @@ def test_a_summary_counts(url: str, measurement: Make, problem: Make, prediction
 # What may be wrong with a server
 
 
-def test_an_address_that_is_none_is_refused_without_being_shown() -> None:
-    for given, message in (
-        ("tuned.db", "needs an address such as"),
-        ("mysql://me:sesame@host/tuned", "not one that begins with 'mysql'"),
-        ("sesame@x://host/tuned", "needs an address such as"),
-        ("postgresql://me:ses@me@host:port/tuned", "can't be read"),
-        ("postgresql://me:sesame@host:99999/tuned", "can't be read"),
-        ("postgresql://me:sesame@host", "names no database"),
-        ("postgresql://me:sesame@host/", "names no database"),
-        ("postgresql+asyncpg://me:sesame@host/tuned", "begins with 'postgresql\\+asyncpg'"),
-        ("", "needs an address such as"),
-    ):
-        with pytest.raises(InvalidInput, match=message) as caught:
-            Store.on_server(given)
-        assert "ses" not in str(caught.value)
-
-
 def test_a_password_is_shown_nowhere(cluster: Cluster, tmp_path: Path) -> None:
     url = f"postgresql://{GUARDED}:{PASSWORD}@127.0.0.1:{cluster.port}/made?password={PASSWORD}"
     team = Store.on_server(url)
@@ -244,7 +227,7 @@ def test_a_password_is_shown_nowhere(cluster: Cluster, tmp_path: Path) -> None:
         _ = team.path
     for shown in (str(team.place), team_summary(url).address, repr(team), str(caught.value)):
         assert PASSWORD not in shown
-    assert f"{GUARDED}:***@127.0.0.1" in str(team.place)
+    assert str(team.place) == f"team database postgresql://127.0.0.1:{cluster.port}/made"
 
 
 def failures(cluster: Cluster) -> dict[str, tuple[str, type[StoreError], str]]:
@@ -259,7 +242,7 @@ def failures(cluster: Cluster) -> dict[str, tuple[str, type[StoreError], str]]:
     return {
         "wrong password": (f"postgresql://{GUARDED}:sesame@{at}/made", StoreError, "password authentication failed"),
         "no password": (f"postgresql://{GUARDED}@{at}/made", StoreError, "no password supplied"),
-        "no such user": (f"postgresql://nobody:sesame@{at}/made", StoreError, 'role "nobody" does not exist'),
+        "no such user": (f"postgresql://nobody:sesame@{at}/made", StoreError, r'role "\*\*\*" does not exist'),
         "no such database": (f"postgresql://tuner:sesame@{at}/none", StoreError, 'database "none" does not exist'),
         "no server": ("postgresql://tuner:sesame@127.0.0.1:1/made", StoreError, "can't be reached.*refused"),
         "no such host": ("postgresql://tuner:sesame@host.invalid/made", StoreError, "can't be reached"),

@@ -12,7 +12,8 @@ from postgres_server import Cluster
 from sqlalchemy import text
 
 from flashtune.errors import DatabaseNotWritable, StoreError
-from flashtune.tuned_db.postgres import Server, team_url
+from flashtune.tuned_db.address import read_address
+from flashtune.tuned_db.postgres import Server
 from flashtune.tuned_db.records import Measurement
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.team import create_team
@@ -40,7 +41,7 @@ def test_who_may_only_read_can_pull_and_not_push(cluster: Cluster, url: str, tmp
 
 
 def test_a_reader_can_not_write_even_by_mistake(url: str) -> None:
-    server = Server(team_url(url), readonly=False, timeout=5.0)
+    server = Server(read_address(url), readonly=False, timeout=5.0)
     with pytest.raises(DatabaseNotWritable, match="read-only transaction"), server.reading() as connection:
         connection.execute(text("DELETE FROM origin"))
 

@@ -286,8 +286,7 @@ def test_a_look_up_never_asks_the_server(
         raise AssertionError("a look-up went to the network")
 
     monkeypatch.setattr(postgres, "driver", never)
-    monkeypatch.setattr(postgres, "create_engine", never)
-    postgres._engine.cache_clear()
+    monkeypatch.setattr(postgres, "engine", never)
     assert lookup.find(problem(), gpu_by_alias("h200")).level == "default"
     with pytest.raises(AssertionError, match="network"):
         team.measurements()
