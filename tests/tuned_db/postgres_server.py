@@ -105,6 +105,18 @@ class Cluster:
             cursor = connection.execute(statement)  # type: ignore[call-overload]
             return cursor.fetchall() if cursor.description else []
 
+    def script(self, statements: str, url: str) -> None:
+        """Runs statements in one transaction."""
+        import psycopg
+
+        with psycopg.connect(url) as connection:
+            connection.execute(statements)  # type: ignore[call-overload]
+
+    @property
+    def pid(self) -> int:
+        """Of the process that takes connections."""
+        return int((self._data / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0])
+
     def _run(self, program: str, *arguments: str | Path) -> None:
         with (self.folder.parent / f"{self.folder.name}.out").open("w+", encoding="utf-8") as output:
             Path(output.name).unlink()  # a file, not a pipe: the server that pg_ctl starts would keep a pipe open

@@ -70,6 +70,10 @@ def folder(tmp_path: Path, measurement: Make) -> Path:
     return tmp_path
 
 
+def name_of(team_url: str) -> str:
+    return team_url.rpartition("/")[2]
+
+
 def told(address: str, sent: Sent, folder: Path, caplog: pytest.LogCaptureFixture, as_option: bool) -> str:
     """All that is said, logged or sent where the address of the team is ``address``."""
     sent.names.clear()
@@ -108,10 +112,10 @@ OPTIONS = (
 
 
 @st.composite
-def mistyped(draw: st.DrawFn, places: tuple[str, ...]) -> str:
+def mistyped(draw: st.DrawFn, places: tuple[str, ...], team: str) -> str:
     """An address of one of ``places`` (host and port) with its password in any form, order and place."""
     password = draw(st.sampled_from(PASSWORDS)).replace("{}", MARK)
-    place, database = draw(st.sampled_from(places)), draw(st.sampled_from(["made", "none"]))
+    place, database = draw(st.sampled_from(places)), draw(st.sampled_from([team, "none"]))
     login = draw(st.sampled_from(LOGINS)).replace("{}", password)
     options = draw(st.sampled_from(OPTIONS)).replace("{}", password)
     kind = draw(st.integers(0, 2))
@@ -141,43 +145,49 @@ def is_host_or_database(text: str) -> bool:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), as_option=st.booleans())
 def test_no_command_shows_a_password_however_the_address_is_mistyped(
-    data: st.DataObject, as_option: bool, cluster: Cluster, sent: Sent, folder: Path, caplog: pytest.LogCaptureFixture
+    data: st.DataObject,
+    as_option: bool,
+    cluster: Cluster,
+    team_url: str,
+    sent: Sent,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """M7, M8"""
     places = (f"127.0.0.1:{cluster.port}", "127.0.0.1:1", "db.example", "[::1]:1")
-    text = data.draw(mistyped(places))
+    text = data.draw(mistyped(places, name_of(team_url)))
     assume(not is_host_or_database(text) and "\0" not in text)
     assert MARK.lower() not in told(text, sent, folder, caplog, as_option).lower()
 
 
 LIKELY = (
-    "postgresql://tuner:p@{}@{place}/made",
-    "postgresql://tuner:{}@{place}/made&password={}",
-    "postgresql://tuner@{place}/made;password={}",
-    "postgresql://tuner@{}@{place}/made",
-    "postgresql://{}@{place}/made",
+    "postgresql://tuner:p@{}@{place}/{team}",
+    "postgresql://tuner:{}@{place}/{team}&password={}",
+    "postgresql://tuner@{place}/{team};password={}",
+    "postgresql://tuner@{}@{place}/{team}",
+    "postgresql://{}@{place}/{team}",
     "postgresql://{}@{place}/none",
-    "postgresql://guarded:{}@{place}/made",
-    "postgresql://tuner@{place}/made?port={}",
-    "postgresql://tuner@{place}/made?port=5432{}",
-    "postgresql://tuner@{place}/made?sslmode={}",
-    "postgresql://tuner@{place}/made?connect_timeout={}",
-    "postgresql://tuner@{place}/made?options=-c%20{}=1",
-    "postgresql://tuner@{place}/made?options=--{}",
-    "postgresql://tuner@{place}/made?client_encoding={}",
-    "postgresql://tuner@{place}/made?{}=1",
-    "postgresql://tuner@{place}/made?xq7zv=1",
+    "postgresql://guarded:{}@{place}/{team}",
+    "postgresql://tuner@{place}/{team}?port={}",
+    "postgresql://tuner@{place}/{team}?port=5432{}",
+    "postgresql://tuner@{place}/{team}?sslmode={}",
+    "postgresql://tuner@{place}/{team}?connect_timeout={}",
+    "postgresql://tuner@{place}/{team}?options=-c%20{}=1",
+    "postgresql://tuner@{place}/{team}?options=--{}",
+    "postgresql://tuner@{place}/{team}?client_encoding={}",
+    "postgresql://tuner@{place}/{team}?{}=1",
+    "postgresql://tuner@{place}/{team}?xq7zv=1",
     "postgresql://tuner:{}@{place}/none?sslrootcert=/{}&sslmode=verify-full",
-    "postgresql://tuner:{}@db.example/made",
+    "postgresql://tuner:{}@db.example/{team}",
 )
 
 
 @pytest.mark.parametrize("form", LIKELY)
 def test_likely_mistakes_show_nothing(
-    form: str, cluster: Cluster, sent: Sent, folder: Path, caplog: pytest.LogCaptureFixture
+    form: str, cluster: Cluster, team_url: str, sent: Sent, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """M7: each of these showed it, or sent it to the name server or as the name of a database."""
-    text = form.replace("{place}", f"127.0.0.1:{cluster.port}").replace("{}", MARK)
+    text = form.replace("{place}", f"127.0.0.1:{cluster.port}").replace("{team}", name_of(team_url)).replace("{}", MARK)
     assert MARK.lower() not in told(text, sent, folder, caplog, False).lower()
 
 
@@ -194,10 +204,10 @@ def test_an_odd_address_is_one_line(sent: Sent, folder: Path, query: str) -> Non
         )
 
 
-def test_one_port_may_be_that_of_several_hosts(cluster: Cluster, sent: Sent, folder: Path) -> None:
+def test_one_port_may_be_that_of_several_hosts(cluster: Cluster, team_url: str, sent: Sent) -> None:
     """M8: libpq takes it, and SQLAlchemy did not."""
     sent.places.clear()
-    address = f"postgresql://tuner@/made?host=127.0.0.1,127.0.0.2&port={cluster.port}"
+    address = f"postgresql://tuner@/{name_of(team_url)}?host=127.0.0.1,127.0.0.2&port={cluster.port}"
     result = CliRunner().invoke(main, ["db", "team", "info", "--team", address])
     assert result.exit_code == 0, result.output
-    assert sent.places == ["127.0.0.1,127.0.0.2", None, "made", str(cluster.port)] * (len(sent.places) // 4)
+    assert sent.places == ["127.0.0.1,127.0.0.2", None, name_of(team_url), str(cluster.port)] * (len(sent.places) // 4)
