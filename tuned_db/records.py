@@ -52,8 +52,8 @@ REJECTING = ("wrong", "illegal_access")
 
 TRUST: dict[str, str] = {
     "candidate": "one session says so, or none that is independent and can be compared",
-    "verified": "the newest session, on another day or card, agrees with at least half of the others",
-    "disputed": "the newest session does not reproduce what most of the others say",
+    "verified": "at least half of the sessions of other days or cards say the same as the median one",
+    "disputed": "fewer than half of the sessions of other days or cards say the same as the median one",
 }
 """How far a claim can be trusted; `trust.py` has the policy."""
 
@@ -194,7 +194,7 @@ class Trust:
     """Days (UTC) of the oldest and the newest row."""
     agreeing: int
     others: int
-    """Witnesses that are independent of the newest and can be compared with it, and how many of them agree."""
+    """Witnesses that are independent of the median one and can be compared with it, and how many of them agree."""
     worst: float
     """The largest upper end of a witness's interval: what all of them say it does not exceed."""
 
@@ -204,7 +204,7 @@ class Trust:
         said += f" since {self.first}" if self.first != self.last else ""
         if self.level == "candidate":
             return f"candidate, {said} and none to compare it with"
-        return f"{self.level}, {said}: the newest agrees with {self.agreeing} of {self.others} independent of it"
+        return f"{self.level}, {said}: {self.agreeing} of {self.others} independent ones agree with the median"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

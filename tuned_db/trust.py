@@ -13,10 +13,15 @@ ratios are compared: they travel between cards and days, microseconds don't. The
    session is of the day and card of its newest row. Those of one day and card are one witness, which says their median.
 3. Two witnesses can be compared unless they are known to have measured against different defaults (config or source).
 4. Two agree where their intervals overlap, or where their ratios are within `ALIKE_CLAIMS` of each other.
-5. The newest witness decides, by all that are independent of it and can be compared with it: there are none,
-   ``candidate``; it agrees with at least half of them, ``verified``; else ``disputed``. So one odd session disputes a
-   claim only until the next one, and a claim that no longer holds stays disputed until most witnesses say the new one.
+5. The claim is that of the median witness, by ratio; of an even number, of either of the two in the middle. All decide
+   that are independent of it and can be compared with it: there are none, ``candidate``; at least half of them agree
+   with it, ``verified``; else ``disputed``. So one odd session disputes what one has said until a third has spoken, and
+   disputes nothing that two have said. A claim that no longer holds is disputed when as many witnesses say so as said
+   it, and verified anew, with another ratio, when more do.
 6. The default claims nothing: its ratio is 1 by definition.
+
+No witness counts more than another, nor does the newest: who sends a row fills in its date, so whoever wrote the latest
+would decide, and a clock that is wrong by a year would for a year. Dates tell witnesses apart, and that is all.
 
 The same rows in any order come to the same, on every machine with the same compiler. What a disputed variant may still
 win is in `winners.py`.
@@ -99,11 +104,7 @@ def judged(rows: Sequence[Measurement], against: Mapping[str, Variant]) -> Trust
     if all(each.ratio == 1 for each in counted):
         return None
     witnesses = _witnesses(counted, against)
-    agreeing = others = 0
-    if witnesses:
-        newest = witnesses[-1]
-        asked = [each for each in witnesses if each.independent(newest) and each.comparable(newest)]
-        others, agreeing = len(asked), sum(each.claim.agrees(newest.claim) for each in asked)
+    agreeing, others = _support(witnesses)
     claims = [each.claim for each in witnesses] or [_claim(counted)]
     return Trust(
         level="candidate" if not others else "verified" if 2 * agreeing >= others else "disputed",
@@ -115,6 +116,19 @@ def judged(rows: Sequence[Measurement], against: Mapping[str, Variant]) -> Trust
         others=others,
         worst=max(each.high for each in claims),
     )
+
+
+def _support(witnesses: Sequence[Witness]) -> tuple[int, int]:
+    """Rule 5: of ``witnesses``, by ratio, how many agree with the median one, and how many can say whether they do.
+
+    Of the two in the middle of an even number, the one with more support; one that nobody can say anything of comes
+    last, or it would hide that the other is disputed.
+    """
+    found = []
+    for median in witnesses[(len(witnesses) - 1) // 2 : len(witnesses) // 2 + 1]:
+        asked = [each for each in witnesses if each.independent(median) and each.comparable(median)]
+        found.append((sum(each.claim.agrees(median.claim) for each in asked), len(asked)))
+    return max(found, key=lambda each: (each[1] > 0, 2 * each[0] - each[1], each[1]), default=(0, 0))
 
 
 def defaults(measurements: Iterable[Measurement]) -> dict[str, Variant]:
@@ -143,19 +157,21 @@ def _age(row: Measurement) -> tuple[str, str]:
 
 
 def _witnesses(rows: Sequence[Measurement], against: Mapping[str, Variant]) -> list[Witness]:
-    """Rules 1 and 2, the newest witness last. ``rows`` are sorted by age."""
+    """Rules 1 and 2, in the order of their ratios. ``rows`` are sorted by age."""
     sessions: dict[str, list[Measurement]] = defaultdict(list)
     for each in rows:
         sessions[each.session].append(each)
     claims: dict[tuple[str, str, Variant | None], list[Claim]] = defaultdict(list)
-    newest: dict[tuple[str, str, Variant | None], tuple[str, str]] = {}
     for session, own in sessions.items():
         claim, last = _claim(own), own[-1]
         if not claim.blurred:
-            place = last.created[:10], last.unit, against.get(session)
-            claims[place].append(claim)
-            newest[place] = max(newest.get(place, _age(last)), _age(last))
-    return [Witness(*place, _median(claims[place])) for place in sorted(newest, key=lambda each: newest[each])]
+            claims[last.created[:10], last.unit, against.get(session)].append(claim)
+    return sorted((Witness(*place, _median(found)) for place, found in claims.items()), key=_by_ratio)
+
+
+def _by_ratio(each: Witness) -> tuple[object, ...]:
+    claim = each.claim
+    return claim.ratio, claim.low, claim.high, each.day, each.unit, each.default or ()
 
 
 def _claim(rows: Sequence[Measurement]) -> Claim:

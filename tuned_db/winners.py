@@ -25,7 +25,7 @@ Winners are not stored, so databases merge without conflicts and a better policy
 6. In a tie set the one wins that needs least: spilled bytes, then registers, then shared memory, each the least that
    was recorded; then family, config key and source digest, which are the same everywhere and always. What is left is
    ordered likewise, set by set.
-7. What is disputed (`trust.py`: its newest session does not reproduce the others) comes behind all else that is faster
+7. What is disputed (`trust.py`: its sessions don't say the same) comes behind all else that is faster
    than the default. Where there is nothing else, it wins only if rule 4 holds for each of its witnesses: a median of
    sessions that differ says little. Ratios decide this too, so that sessions of other cards count.
 

@@ -76,7 +76,7 @@ def reason(chosen: Ranked, is_default: bool) -> str:
 def _disputes(chosen: Ranked, usable: Sequence[Ranked]) -> list[str]:
     """What rule 7 of the policy has to do with it, if anything."""
     if chosen.disputed:
-        return ["disputed: its newest session does not reproduce it"]
+        return ["disputed: its sessions don't say the same"]
     faster = [each for each in usable if each.disputed and (each.ratio or 0) < (chosen.ratio or 0)]
     return [f"{len(faster)} that claimed to be faster {'is' if len(faster) == 1 else 'are'} disputed"] if faster else []
 

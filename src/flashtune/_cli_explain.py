@@ -155,7 +155,7 @@ def _document(problem: Problem, gpu: Gpu, choice: Choice, told: dict[str, str | 
     ``trust``               ``candidate``, ``verified``, ``disputed``; null where no final claims anything
     ``sessions``, ``units`` a count, and UUIDs of cards
     ``first``, ``last``     days (UTC) of the oldest and the newest row
-    ``agreeing``,           witnesses that are independent of the newest, and how many of them agree with it
+    ``agreeing``,           witnesses that are independent of the median one, and how many agree with it
     ``others``
     ``author``              whose rows they are, as far as is known
     ``next``, ``next_why``  the command that would improve what is known, or null, and what it would change

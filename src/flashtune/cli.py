@@ -226,7 +226,7 @@ def explain(gpu: str | None, database: Path | None, as_json: bool, **flags: Any)
     """Say which config attention() would run for a problem, why, and how far that can be trusted.
 
     What a final of one tuning session says is a candidate; it is verified once a session of another day or another
-    card agrees, and disputed while the newest does not. The last line says what would improve it.
+    card agrees, and disputed while fewer than half of such sessions agree. The last line says what would improve it.
 
     \b
     Examples:

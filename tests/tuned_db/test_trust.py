@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -89,18 +90,44 @@ def test_two_agree_by_their_intervals_or_their_ratios(one: Claim, other: Claim, 
 @pytest.mark.parametrize(
     ("ratios", "level"),
     [
-        ((0.8, 0.8, 0.9), "disputed"),
+        ((0.8, 0.8, 0.9), "verified"),
+        ((0.9, 0.8, 0.8), "verified"),
         ((0.8, 0.9, 0.9), "verified"),
         ((0.8, 0.9, 0.8), "verified"),
         ((0.8, 0.8, 0.9, 0.9), "disputed"),
         ((0.8, 0.8, 0.9, 0.9, 0.9), "verified"),
         ((0.8, 0.8, 0.9, 0.8), "verified"),
+        ((0.8, 0.8, 0.8, 0.9, 0.9), "verified"),
         ((0.7, 0.8, 0.9), "disputed"),
+        ((0.7, 0.8, 0.8, 0.9), "disputed"),
     ],
     ids=str,
 )
-def test_the_newest_decides_by_half_of_the_others(final: Make, ratios: tuple[float, ...], level: str) -> None:
+def test_half_of_the_others_must_say_what_the_median_says(final: Make, ratios: tuple[float, ...], level: str) -> None:
     assert trusted([final(16, ratio, day=day) for day, ratio in enumerate(ratios, start=1)]).level == level
+
+
+def test_one_session_disputes_nothing_that_two_have_said_whatever_its_date(final: Make) -> None:
+    """M9: the newest decided, so one row of the year 9998 disputed a winner for ever, ten honest sessions or not."""
+    honest = [final(16, 0.883, day=day) for day in (1, 2, 3)]
+    runner_up = [final(32, 0.888), final(128, 1.0, 0.0)]
+    for created in ("9998-12-31T00:00:00.000Z", "2026-11-30T12:00:00.000Z", "1970-01-01T00:00:00.000Z"):
+        odd = final(16, 1.3, card="z", session="odd", created=created)
+        for count in (2, 3):
+            assert trusted([*honest[:count], odd]).level == "verified"
+            assert blocks([*honest[:count], odd, *runner_up])[0] == 16
+        assert trusted([honest[0], odd]).level == "disputed"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_dates_tell_witnesses_apart_and_order_none(final: Make, seed: int) -> None:
+    """M9: the same rows with their days in another order, the years 1970 and 9998 among them, have the same trust."""
+    rows = random_rows(final, seed)
+    days = {f"2026-11-0{day}": year for day, year in zip((1, 2, 3), ("9998", "2026", "1970"), strict=True)}
+    moved = [dataclasses.replace(each, created=days[each.created[:10]] + each.created[4:]) for each in rows]
+    for each, other in zip(rank(rows), rank(moved), strict=True):
+        assert each.variant == other.variant
+        assert (each.trust and each.trust.level) == (other.trust and other.trust.level)
 
 
 def test_many_sessions_of_one_day_and_card_are_one_witness(final: Make) -> None:
@@ -142,7 +169,7 @@ def test_rows_of_the_first_schema_count_by_their_ratio(final: Make) -> None:
     old = dict.fromkeys(("paired_ratio", "ratio_low", "ratio_high", "rounds"))
     rows = [final(16, 0, **old, median_us=80.0), final(16, 0, **old, median_us=80.9, day=2)]
     assert trusted(rows).level == "verified"
-    assert trusted([*rows, final(16, 0, **old, median_us=90.0, day=3)]).level == "disputed"
+    assert trusted([rows[0], final(16, 0, **old, median_us=90.0, day=3)]).level == "disputed"
 
 
 # What it changes
@@ -251,7 +278,7 @@ def test_a_look_up_says_how_far_its_claim_is_trusted(final: Make, store: Store) 
     assert choice.trust == trusted(rows)
     assert (choice.ratio, choice.ratio_low, choice.ratio_high) == (0.8, 0.798, 0.802)
     assert choice.evidence.endswith(
-        "; verified, 3 sessions on 2 cards since 2026-11-01: the newest agrees with 2 of 2 independent of it"
+        "; verified, 3 sessions on 2 cards since 2026-11-01: 2 of 2 independent ones agree with the median"
     )
 
 

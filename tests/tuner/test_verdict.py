@@ -168,4 +168,4 @@ def test_a_disputed_winner_says_so(tmp_path: Path) -> None:
     assert tuned_at("GPU-one", 1e-3).why.startswith("clearly the fastest")
     row = tuned_at("GPU-two", 1.03e-3)
     assert row.config == other
-    assert "; disputed: its newest session does not reproduce it; " in row.why
+    assert "; disputed: its sessions don't say the same; " in row.why
