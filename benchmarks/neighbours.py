@@ -62,7 +62,7 @@ class Others:
     def gpu_keys(self, *, capability: str) -> list[str]:
         return [GPU.key]
 
-    def rejected(self, spec: Spec) -> frozenset[Variant]:
+    def rejected(self, spec: Spec, gpu_key: str) -> frozenset[Variant]:
         return frozenset()
 
 

@@ -188,7 +188,7 @@ def test_mutated_databases_are_read_but_for_rows_that_are_named(tmp_path: Path, 
         before = bad.read_bytes()
         with Store.open(bad, readonly=True) as store:
             found = store.measurements()
-            store.problems(), store.gpu_keys(), store.rejected(rows[0].problem.spec)
+            store.problems(), store.gpu_keys(), store.rejected(rows[0].problem.spec, rows[0].gpu_key)
             store.winner(rows[0].problem, rows[0].gpu_key)
         for row in found:
             assert_harmless(row)

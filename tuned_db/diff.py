@@ -11,7 +11,7 @@ from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput
 from flashtune.files import shown_path
 
-from .blocklist import barred
+from .blocklist import TELLING, Failure, barred
 from .exchange import read_export
 from .gate import Unreadable
 from .ranked import Ranked
@@ -99,13 +99,13 @@ def compare(first: Iterable[Measurement], second: Iterable[Measurement]) -> Diff
 def _winners(rows: Iterable[Measurement]) -> dict[tuple[str, str], Ranked]:
     """The winner by device and problem key, where there is one."""
     groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
-    deaths: dict[Spec, list[tuple[Variant, str, int]]] = defaultdict(list)
+    failures: dict[Spec, list[Failure]] = defaultdict(list)
     for each in rows:
         groups[each.gpu_key, each.problem.key].append(each)
-        deaths[each.problem.spec].append((each.variant, each.status, 1))
-    out = {spec: barred(found) for spec, found in deaths.items()}
+        if each.status in TELLING:
+            failures[each.problem.spec].append(Failure.of(each))
     rankings: dict[tuple[str, str], Sequence[Ranked]] = {
-        place: rank(found, out[found[0].problem.spec]) for place, found in groups.items()
+        place: rank(found, barred(failures[found[0].problem.spec], place[0])) for place, found in groups.items()
     }
     return {place: ranking[0] for place, ranking in rankings.items() if ranking}
 

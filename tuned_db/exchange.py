@@ -23,11 +23,11 @@ from flashtune.errors import InvalidInput
 from flashtune.files import SHARED, shown_path, write_whole
 
 from . import packed
-from .blocklist import barred
+from .blocklist import TELLING, Failure, barred
 from .files import MAGIC
 from .gate import Unreadable, measurement_from_json
 from .limits import check, settled
-from .records import STAGES, Measurement, Variant, canonical, to_json
+from .records import STAGES, Measurement, canonical, to_json
 from .toolchain import NEWEST
 from .winners import fastest, rank
 
@@ -91,15 +91,15 @@ def write_bundled(measurements: Iterable[Measurement], path: Path) -> Header:
     """Writes what a look-up needs of ``measurements``: per problem and GPU the winner, the next best, the fastest that
     they are tied with, and the default that they were measured against. Returns the header."""
     groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
-    deaths: dict[Spec, list[tuple[Variant, str, int]]] = defaultdict(list)
+    failures: dict[Spec, list[Failure]] = defaultdict(list)
     for each in measurements:
         stored = settled(each)
         groups[each.gpu_key, each.problem.key].append(stored)
-        deaths[each.problem.spec].append((each.variant, stored.status, 1))
-    banned = {spec: barred(found) for spec, found in deaths.items()}
+        if stored.status in TELLING:
+            failures[each.problem.spec].append(Failure.of(stored))
     kept: dict[str, Measurement] = {}
-    for rows in groups.values():
-        out = banned[rows[0].problem.spec]
+    for (gpu_key, _), rows in groups.items():
+        out = barred(failures[rows[0].problem.spec], gpu_key)
         ranking = rank(rows, out, toolchain=NEWEST)
         wanted = [*ranking[: 1 + RUNNERS_UP], *([fastest(ranking)] if ranking else [])]
         for ranked in wanted:

@@ -14,8 +14,8 @@ Levels, best first; at each level the user's own rows win over those that ship:
 6. ``default``: of the families' own defaults, the one that is predicted to be fastest.
 
 Each config is checked again for this problem and GPU; a row that no longer fits is passed over, and so is one whose
-config, as it is rendered today, was wrong for the spec, crashed or is blocklisted. Rows that can't be
-used never make a look-up fail.
+config, as it is rendered today, is barred for the spec, on this device model or the one that lends it (`blocklist.py`).
+Rows that can't be used never make a look-up fail.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.family import family, supporting
@@ -96,6 +97,12 @@ def source_digest(spec: Spec, config: Config) -> str:
     return render_source(config.family, spec, config, names).digest
 
 
+class _Barred(NamedTuple):
+    variants: frozenset[Variant]
+    names: frozenset[tuple[str, str]]
+    """Families and configs, by which it is seen whether one has to be rendered."""
+
+
 class _Search:
     """One look-up: what is asked, by whom it is supported, and where to look, preferred source first."""
 
@@ -103,10 +110,9 @@ class _Search:
         self.problem = problem
         self.gpu = gpu
         self.sources = sources
-        self.barred = self._rejected(problem.spec)
+        self._out: dict[tuple[Spec, str], _Barred] = {}
         self._has_near = False
         """Whether there are near problems."""
-        self._suspects = {each[:2] for each in self.barred}
 
     def choice(self) -> Choice:
         return (
@@ -138,7 +144,7 @@ class _Search:
             if source is None or best is None:
                 continue
             config = self._fitted(best.config)
-            if not self._usable(config):
+            if not self._usable(config, gpu_key):
                 continue
             expected = self._expected(neighbour, best, config, distance)
             doubted = expected + DOUBT * distance
@@ -164,7 +170,7 @@ class _Search:
         """Level 5."""
         for source in self.sources:
             for each in source.predictions(problem=self.problem, gpu_key=self.gpu.key):
-                if self._usable(each.config):
+                if self._usable(each.config, self.gpu.key):
                     return Choice(
                         config=each.config,
                         level="predicted",
@@ -189,12 +195,17 @@ class _Search:
         def rows(stage: str) -> list[Measurement]:
             return source.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage=stage)
 
-        barred = self.barred if problem.spec == self.problem.spec else self._rejected(problem.spec)
-        ranked = (each for each in best_first(rows, barred) if self._usable(each.config))
+        barred = self._barred(problem.spec, gpu_key).variants
+        ranked = (each for each in best_first(rows, barred) if self._usable(each.config, gpu_key))
         return with_source(ranked, lambda config: source_digest(problem.spec, config))
 
-    def _rejected(self, spec: Spec) -> frozenset[Variant]:
-        return frozenset().union(*(each.rejected(spec) for each in self.sources))
+    def _barred(self, spec: Spec, gpu_key: str) -> _Barred:
+        """What is barred for ``spec`` here, or on the device model that lends its winners."""
+        if (spec, gpu_key) not in self._out:
+            places = {gpu_key, self.gpu.key}
+            out = frozenset().union(*(each.rejected(spec, place) for each in self.sources for place in places))
+            self._out[spec, gpu_key] = _Barred(out, frozenset(each[:2] for each in out))
+        return self._out[spec, gpu_key]
 
     def _lent(self, source: Source, problem: Problem, gpu_key: str) -> Ranked | None:
         """What another problem or chip lends. Where it had a final that alone says what won: the times by which its
@@ -230,16 +241,17 @@ class _Search:
         keys = {key for source in self.sources for key in source.gpu_keys(capability=wanted)} - {self.gpu.key}
         return sorted(keys, key=lambda key: (chip_distance(self.gpu.key, key), key))
 
-    def _usable(self, config: Config) -> bool:
+    def _usable(self, config: Config, gpu_key: str) -> bool:
+        """Whether ``config``, of rows of a device model, can serve here."""
         kind, spec = family(config.family), self.problem.spec
-        if kind.unsupported(spec, self.gpu) or kind.illegal(config, spec, self.gpu) or self._barred(config):
+        if kind.unsupported(spec, self.gpu) or kind.illegal(config, spec, self.gpu):
             return False
-        return kind.unfit(config, self.problem, self.gpu) is None
+        return not self._is_barred(config, gpu_key) and kind.unfit(config, self.problem, self.gpu) is None
 
-    def _barred(self, config: Config) -> bool:
+    def _is_barred(self, config: Config, gpu_key: str) -> bool:
         """Whether ``config`` is barred as it is rendered today, whatever the source of the row that names it."""
-        name = config.family, config.key
-        return name in self._suspects and (*name, source_digest(self.problem.spec, config)) in self.barred
+        name, out = (config.family, config.key), self._barred(self.problem.spec, gpu_key)
+        return name in out.names and (*name, source_digest(self.problem.spec, config)) in out.variants
 
     @functools.cached_property
     def fallback(self) -> Config:
@@ -248,10 +260,12 @@ class _Search:
         A millisecond, and most look-ups end before they need it.
         """
         fallback = default_config(self.problem, self.gpu)
-        if not self._barred(fallback):
+        if not self._is_barred(fallback, self.gpu.key):
             return fallback
         kinds = supporting(self.problem.spec, self.gpu)
-        sound = [each for each in kinds if not self._barred(default_config(self.problem, self.gpu, [each]))]
+        sound = [
+            each for each in kinds if not self._is_barred(default_config(self.problem, self.gpu, [each]), self.gpu.key)
+        ]
         return default_config(self.problem, self.gpu, sound) if sound else fallback
 
     def _choice(

@@ -14,7 +14,7 @@ from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.value import plain
 
 from .arrivals import Arrival, logged, still_here
-from .blocklist import barred, blocklisted
+from .blocklist import Failure, barred, blocklisted
 from .filters import keys, matching
 from .fingerprints import Fingerprints, count, fingerprints
 from .models import OriginRow
@@ -24,11 +24,11 @@ from .records import Measurement, Prediction, Variant
 from .rows import (
     AnyRow,
     in_parts,
-    read_deaths,
+    read_failures,
     read_measurements,
     read_predictions,
     read_problems,
-    select_deaths,
+    select_failures,
     select_gpu_keys,
     select_measurements,
     select_predictions,
@@ -51,7 +51,7 @@ class Reader:
         """
         self.place = place
         self._snapshot = snapshot
-        self._barred: dict[Spec, frozenset[Variant]] = {}
+        self._barred: dict[tuple[Spec, str], frozenset[Variant]] = {}
         with self._read() as connection:
             self._schema = place.schema(connection)
             if connection.execute(_ORIGIN).scalar_one_or_none() is None:
@@ -159,7 +159,7 @@ class Reader:
         """
         ranked = best_first(
             lambda stage: self.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage=stage),
-            self.rejected(problem.spec),
+            self.rejected(problem.spec, gpu_key),
         )
         if current_digest is None:
             return next(ranked, None)
@@ -176,17 +176,17 @@ class Reader:
         with self._read() as connection:
             return sorted(str(key) for key in connection.execute(select_gpu_keys(capability)).scalars())
 
-    def rejected(self, spec: Spec) -> frozenset[Variant]:
-        """Variants that no look-up gives for ``spec``: wrong, crashed or blocklisted, on any GPU."""
+    def rejected(self, spec: Spec, gpu_key: str) -> frozenset[Variant]:
+        """Variants that no look-up gives for ``spec`` on a device model: wrong, crashed or blocklisted."""
         if self._snapshot is None:
-            return barred(self._deaths(spec))
-        if spec not in self._barred:  # a snapshot never changes
-            self._barred[spec] = barred(self._deaths(spec))
-        return self._barred[spec]
+            return barred(self._failures(spec), gpu_key)
+        if (spec, gpu_key) not in self._barred:  # a snapshot never changes
+            self._barred[spec, gpu_key] = barred(self._failures(spec), gpu_key)
+        return self._barred[spec, gpu_key]
 
-    def blocklisted(self, spec: Spec) -> frozenset[Variant]:
-        """Variants that cost two workers for ``spec``, on any GPU; see `blocklist.py`."""
-        return blocklisted(self._deaths(spec))
+    def blocklisted(self, spec: Spec, gpu_key: str) -> frozenset[Variant]:
+        """Variants that cost two workers for ``spec``, as far as that counts on a device model; see `blocklist.py`."""
+        return blocklisted(self._failures(spec), gpu_key)
 
     @contextmanager
     def snapshot(self) -> Iterator[Self]:
@@ -196,9 +196,9 @@ class Reader:
             view._snapshot, view._barred = connection, {}
             yield view
 
-    def _deaths(self, spec: Spec) -> list[tuple[Variant, str, int]]:
+    def _failures(self, spec: Spec) -> list[Failure]:
         with self._read() as connection:
-            return read_deaths(connection.execute(select_deaths(), {"spec": spec.key}))
+            return read_failures(connection.execute(select_failures(), {"spec": spec.key}))
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:

@@ -15,13 +15,13 @@ from flashtune.codegen import value
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput
 
-from .blocklist import KILLS
+from .blocklist import TELLING, Failure
 from .columns import check_columns, made
 from .files import SCHEMA_VERSION
 from .gate import Unreadable, config_from_text, problem_from_text
 from .limits import check
 from .models import DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
-from .records import REJECTING, Measurement, Prediction, Variant
+from .records import Measurement, Prediction
 
 _log = logging.getLogger("flashtune")
 
@@ -125,15 +125,27 @@ def select_predictions(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]
 
 
 @functools.cache
-def select_deaths() -> Select[*tuple[Any, ...]]:
-    """Variants with a status that may bar them for the spec with the key ``:spec``, on any device, and how many rows
-    have it."""
+def select_failures() -> Select[*tuple[Any, ...]]:
+    """What a `Failure` holds, of those that may bar a variant for the spec with the key ``:spec``."""
+    row = MeasurementRow
     return (
-        select(VariantRow.family, VariantRow.config, VariantRow.source_digest, MeasurementRow.status, func.count())
-        .join(MeasurementRow, MeasurementRow.variant_id == VariantRow.id)
-        .join(ProblemRow, ProblemRow.id == MeasurementRow.problem_id)
-        .where(ProblemRow.spec_key == bindparam("spec"), MeasurementRow.status.in_((*REJECTING, *KILLS)))
-        .group_by(VariantRow.id, MeasurementRow.status)
+        select(
+            VariantRow.family,
+            VariantRow.config,
+            VariantRow.source_digest,
+            row.status,
+            DeviceRow.key,
+            row.session,
+            EnvironmentRow.unit,
+            func.max(row.created),
+            func.count(),
+        )
+        .join(row, row.variant_id == VariantRow.id)
+        .join(ProblemRow, ProblemRow.id == row.problem_id)
+        .join(DeviceRow, DeviceRow.id == row.device_id)
+        .join(EnvironmentRow, EnvironmentRow.id == row.environment_id)
+        .where(ProblemRow.spec_key == bindparam("spec"), row.status.in_(sorted(TELLING)))
+        .group_by(VariantRow.id, row.status, DeviceRow.id, row.session, EnvironmentRow.unit)
     )
 
 
@@ -186,15 +198,16 @@ def read_problems(texts: Iterable[object]) -> list[Problem]:
     return found
 
 
-def read_deaths(rows: Iterable[AnyRow]) -> list[tuple[Variant, str, int]]:
-    """The same for what :func:`select_deaths` gives."""
+def read_failures(rows: Iterable[AnyRow]) -> list[Failure]:
+    """The same for what :func:`select_failures` gives."""
     found = []
-    for family, config, digest, status, count in rows:
+    for family, config, *texts, count in rows:
+        digest, status, gpu_key, session, unit, created = map(str, texts)
         try:
-            variant = str(family), config_from_text(family, config).key, str(digest)
-            found.append((variant, str(status), int(count)))
+            variant = str(family), config_from_text(family, config).key, digest
+            found.append(Failure(variant, status, gpu_key, session, unit, created, int(count)))
         except InvalidInput as error:
-            _log.debug("a variant of the tuning database is passed over: %s", error)
+            _log.debug("a failure in the tuning database is passed over: %s", error)
     return found
 
 

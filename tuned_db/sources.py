@@ -13,10 +13,10 @@ from typing import Protocol
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.errors import InvalidInput
 
-from .blocklist import KILLS, barred
+from .blocklist import TELLING, Failure, barred
 from .exchange import parse_line, read_header, read_lines
 from .gate import measurement_from_json, problem_from_text
-from .records import REJECTING, Measurement, Prediction, Variant, capability
+from .records import Measurement, Prediction, Variant, capability
 
 BUNDLED = Path(__file__).parent / "bundled"
 
@@ -38,8 +38,8 @@ class Source(Protocol):
     def gpu_keys(self, *, capability: str) -> list[str]:
         """Device models with measurements, sorted."""
 
-    def rejected(self, spec: Spec) -> frozenset[Variant]:
-        """Variants that gave wrong results, crashed or are blocklisted."""
+    def rejected(self, spec: Spec, gpu_key: str) -> frozenset[Variant]:
+        """Variants that are barred on that device model; see `blocklist.py`."""
 
 
 class Shipped:
@@ -54,7 +54,7 @@ class Shipped:
     def __init__(self, lines: Iterable[bytes], wanted: str) -> None:
         self._lines: dict[tuple[Problem, str], list[bytes]] = defaultdict(list)
         self._checked: dict[tuple[Problem, str], list[Measurement]] = {}
-        self._barred: dict[Spec, frozenset[Variant]] = {}
+        self._failures: dict[Spec, list[Failure]] = {}
         self._listed: dict[tuple[Spec | None, str], list[Problem]] = {}
         for line in lines:
             try:
@@ -86,18 +86,14 @@ class Shipped:
     def gpu_keys(self, *, capability: str) -> list[str]:
         return sorted({key for _, key in self._lines if key.partition("/")[0] == capability})
 
-    def rejected(self, spec: Spec) -> frozenset[Variant]:
-        if spec not in self._barred:
-            self._barred[spec] = self._rejected(spec)
-        return self._barred[spec]
-
-    def _rejected(self, spec: Spec) -> frozenset[Variant]:
-        telling = {*REJECTING, *KILLS}
-        suspects = [
-            place for place, lines in self._lines.items() if place[0].spec == spec and _mentions(lines, telling)
-        ]
-        rows = (row for place in suspects for row in self._measured(*place))
-        return barred((row.variant, row.status, 1) for row in rows)
+    def rejected(self, spec: Spec, gpu_key: str) -> frozenset[Variant]:
+        if spec not in self._failures:
+            suspects = [
+                place for place, lines in self._lines.items() if place[0].spec == spec and _mentions(lines, TELLING)
+            ]
+            rows = (row for place in suspects for row in self._measured(*place))
+            self._failures[spec] = [Failure.of(row) for row in rows if row.status in TELLING]
+        return barred(self._failures[spec], gpu_key)
 
     def _measured(self, problem: Problem, gpu_key: str) -> list[Measurement]:
         place = problem, gpu_key

@@ -2,8 +2,8 @@
 
 Winners are not stored, so databases merge without conflicts and a better policy needs no migration. The policy:
 
-1. Only ``ok`` rows count. A variant (family, config, source) that was ever ``wrong``, made an ``illegal_access`` or is
-   blocklisted (`blocklist.py`) for the spec is out, on every GPU.
+1. Only ``ok`` rows count. A variant (family, config, source) that was ``wrong``, made an ``illegal_access`` or cost two
+   workers for the spec is out, as far as that counts on this device model (`blocklist.py`).
 2. A variant counts at its best stage only: finals, where candidates and default ran interleaved, before ``measure``
    before ``screen``. Variants with finals come before those without. Rows that were made while the card was slowed
    down or shared (`Measurement.flagged`) count only where a variant has no other at that stage. Of several compilers
@@ -40,6 +40,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from flashtune.codegen.config import Config
 
 from . import blocklist
+from .blocklist import Failure
 from .ranked import BEST_FIRST, Ranked, races_of, ranked
 from .records import Measurement, Variant
 from .trust import defaults, judged
@@ -82,8 +83,8 @@ def variants(
         if each.status == "ok":
             rows[each.variant].append(each)
         else:
-            failed.append((each.variant, each.status, 1))
-    out = blocklist.barred(failed).union(barred)
+            failed.append(Failure.of(each))
+    out = blocklist.barred(failed, failed[0].gpu_key).union(barred) if failed else barred
     races = races_of(each for found in rows.values() for each in found)
     return [ranked(found, races, toolchain) for variant, found in rows.items() if variant not in out]
 

@@ -11,11 +11,13 @@ from flashtune.tuned_db.store import Store
 
 
 class Blocklist:
-    """What is stored in ``store``, and what the run adds to it. ``met`` are the configs that it was asked about."""
+    """What is stored in ``store`` and counts on a device model, and what the run adds to it. ``met`` are the configs
+    that it was asked about."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, gpu_key: str) -> None:
         self.met: set[tuple[Spec, Config]] = set()
         self._store = store
+        self._gpu_key = gpu_key
         self._variants: dict[Spec, frozenset[Variant]] = {}
         self._names: dict[Spec, set[tuple[str, str]]] = {}
 
@@ -39,5 +41,5 @@ class Blocklist:
         return self.holds(row.problem.spec, row.config)
 
     def _read(self, spec: Spec) -> None:
-        self._variants[spec] = self._store.blocklisted(spec)
+        self._variants[spec] = self._store.blocklisted(spec, self._gpu_key)
         self._names[spec] = {each[:2] for each in self._variants[spec]}

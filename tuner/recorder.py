@@ -30,7 +30,7 @@ class Recorder:
 
     def __init__(self, gpu: Gpu, store: Store, meter: Meter, seed: int, teller: Teller) -> None:
         self.session = new_id()
-        self.blocklist = Blocklist(store)
+        self.blocklist = Blocklist(store, gpu.key)
         self.failed: Counter[str] = Counter()
         self.flagged: Counter[str] = Counter()
         """Measurements whose card was slowed down, again when they were repeated, or shared."""

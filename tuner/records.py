@@ -179,7 +179,7 @@ def unusable(config: Config, problem: Problem, gpu: Gpu) -> str | None:
 
 def _winner(source: Source, problem: Problem, gpu_key: str) -> Config | None:
     """The winner for ``problem`` among the rows of ``source``, of whatever source text: it is measured anew."""
-    barred = source.rejected(problem.spec)
+    barred = source.rejected(problem.spec, gpu_key)
     ranked = best_first(
         lambda stage: source.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage=stage), barred
     )

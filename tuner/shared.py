@@ -84,7 +84,7 @@ def _measured(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, float]:
     ]
     default = default_config(problem, gpu)
     single = [each.median_us for each in rows if each.config == default and each.stage == "measure" and each.median_us]
-    found = variants(rows, store.rejected(problem.spec))
+    found = variants(rows, store.rejected(problem.spec, gpu.key))
     ratios = {each.config: each.ratio for each in found if each.ratio is not None}
     if single or not ratios:
         unit = statistics.median(single) if single else 1.0

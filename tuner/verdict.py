@@ -29,7 +29,7 @@ def verdict(problem: Problem, target: Target | None, store: Store, gpu: Gpu) -> 
     rows = store.measurements(problem=problem, gpu_key=gpu.key, status="ok")
     usable = [
         each
-        for each in rank(rows, store.rejected(problem.spec))
+        for each in rank(rows, store.rejected(problem.spec, gpu.key))
         if family(each.config.family).illegal(each.config, problem.spec, gpu) is None
         and each.variant[2] == source_digest(problem.spec, each.config)
     ]

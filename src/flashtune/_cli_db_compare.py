@@ -63,7 +63,8 @@ def history(gpu: str | None, database: Path | None, **flags: Any) -> None:
     problem, target = problem_from(take_problem(flags)), gpu_from(gpu)
     path = existing_database(database)
     with Store.open(path, create=False, readonly=True).snapshot() as store:
-        found = sessions(store.measurements(problem=problem, gpu_key=target.key), store.rejected(problem.spec))
+        barred = store.rejected(problem.spec, target.key)
+        found = sessions(store.measurements(problem=problem, gpu_key=target.key), barred)
         choice = find_in(problem, target, [store, bundled(capability(target.key))])
     winner = choice.measurement.session if choice.measurement and choice.origin == store.label else None
     click.echo(

@@ -149,12 +149,25 @@ def test_a_problem_that_no_family_serves_is_an_error(look: Make, problem: Make) 
 
 
 @pytest.mark.parametrize("status", ["wrong", "illegal_access"])
-def test_what_failed_for_the_spec_anywhere_is_never_chosen(
+def test_what_failed_for_the_spec_is_never_chosen(
+    look: Make, store: Store, measurement: Make, problem: Make, ship: Make, status: str
+) -> None:
+    """On this device model at once, on others where two sessions say so."""
+    ship(measurement(), measurement(problem=problem(batch=4)))
+    assert look().origin == "bundled"
+    failed = {"problem": problem(batch=64), "status": status, "median_us": None}
+    store.record(measurement(**failed, gpu_key=H100.key, session="one"))
+    assert look().origin == "bundled"
+    store.record(measurement(**failed, gpu_key=H100.key, session="other", created="2026-11-28T12:00:00.000Z"))
+    assert look().level == "default"
+
+
+@pytest.mark.parametrize("status", ["wrong", "illegal_access"])
+def test_what_failed_on_this_model_is_never_chosen(
     look: Make, store: Store, measurement: Make, problem: Make, ship: Make, status: str
 ) -> None:
     ship(measurement(), measurement(problem=problem(batch=4)))
-    assert look().origin == "bundled"
-    store.record(measurement(problem=problem(batch=64), status=status, median_us=None, gpu_key=H100.key))
+    store.record(measurement(problem=problem(batch=64), status=status, median_us=None))
     assert look().level == "default"
 
 

@@ -70,7 +70,7 @@ def test_a_run_passes_over_a_candidate_whose_workspace_does_not_fit(
     with Store.open(path, readonly=True) as store:
         (row,) = store.measurements(status="out_of_memory")
         assert row.config == SPLIT
-        assert store.rejected(LONG.spec) == frozenset()
+        assert store.rejected(LONG.spec, row.gpu_key) == frozenset()
     simulation.largest = sys.maxsize
     assert run(path, [LONG], 1, benches=[unit], first=[SPLIT]).failed == {}  # type: ignore[list-item]
     with Store.open(path, readonly=True) as store:
