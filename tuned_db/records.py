@@ -40,12 +40,14 @@ THROTTLES: dict[str, str] = {
     "hw_thermal": "too hot, by the hardware's own limit",
     "sw_thermal": "too hot, by the driver's limit",
     "power_brake": "the power supply asks for less",
-    "slow_clock": "the clock was far below what this card held before, and NVML gave no reason",
+    "slow_clock": "the clock was far below what this card held before, and no power limit or setting explains it",
+    "slow_host": "the host queued its launches so slowly that times count the host",
 }
-"""Why a clock is lowered: what NVML reports (nvml.h, nvmlClocksEventReason*), and what the tuner notices itself."""
+"""What lowers a clock, as NVML reports it (nvml.h, nvmlClocksEventReason*), and what the tuner notices itself."""
 
-SLOWDOWNS = ("hw_slowdown", "hw_thermal", "sw_thermal", "power_brake", "slow_clock")
-"""Those under which a time says nothing about the config."""
+SLOWDOWNS = ("hw_thermal", "sw_thermal", "slow_clock", "slow_host")
+"""Those under which a time says little about the config. Power is no such reason by itself: a loaded card is at its
+limit, or a moment above it, and where that costs much of the clock it is a ``slow_clock``."""
 
 REJECTING = ("wrong", "illegal_access")
 """Statuses that bar a variant for its whole spec, whatever else was measured."""
@@ -153,7 +155,12 @@ class Measurement:
     @property
     def flagged(self) -> bool:
         """Whether the card was slowed down or shared, so that the time is worth less than another."""
-        return bool(self.contended) or any(each in SLOWDOWNS for each in (self.throttle or "").split(","))
+        return bool(self.contended) or any(each in SLOWDOWNS for each in self.reasons)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The words of ``throttle``."""
+        return tuple(filter(None, (self.throttle or "").split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

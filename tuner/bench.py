@@ -43,9 +43,9 @@ _CUDA_ERRORS = (LaunchError, runtime.CUDARuntimeError, driver.CUDADriverError)
 
 
 class DeviceBench:
-    """Tries configs on CUDA device ``index``, which is ``gpu``."""
+    """Tries configs on CUDA device ``index``, a ``gpu`` that ``ours`` processes of the session have open."""
 
-    def __init__(self, index: int, gpu: Gpu) -> None:
+    def __init__(self, index: int, gpu: Gpu, ours: int = 1) -> None:
         self.index = index
         self.gpu = gpu
         facts = device_facts(index)
@@ -54,8 +54,8 @@ class DeviceBench:
             self._timer = Timer(gpu.l2_bytes)
             self._stream = self._timer.stream
             self._full = FullSize(index, gpu, self._arena, self._stream)
-        sensors = Sensors(facts.uuid)
-        self._watch = Watch(sensors.read)
+        sensors = Sensors(facts.uuid, ours)
+        self._watch = Watch(sensors.read, noticed=self._timer.noticed)
         self.evidence = Evidence(unit=facts.uuid, driver=facts.driver, cupy=cupy.__version__, note=sensors.note)
         self._prepared: dict[Problem, str | None] = {}
         self._sampled: dict[tuple[str, Spec, tuple[int, ...]], Outcome] = {}

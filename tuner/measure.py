@@ -33,6 +33,16 @@ STEADY = 0.01
 WINDOW_SECONDS, WARM_SECONDS = 0.05, 1.5
 QUEUE = 32
 """Launches queued at once: far below the depth at which the driver blocks the host."""
+LEAD = 2
+"""Flushes before the first launch of a batch, which take the GPU longer than the host needs for that one."""
+MOST_HELD = 512
+"""Further flushes that hold the GPU back for a slow host, in a batch: with the launches still below that depth."""
+HOST_PART = 0.01
+"""Part of a time that the host may have in it: what it can be is known for each launch."""
+ATTEMPTS = 4
+"""Times that a batch is queued until the GPU is held back for long enough."""
+NOT_READY = 600
+"""cudaErrorNotReady."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +59,39 @@ class Measured:
         return paired(self.own, self.default) if len(self.own) == len(self.default) else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Launches that were queued at once: the seconds of each, and how the host kept ahead of the GPU."""
+
+    seconds: list[float]
+    overtaken: list[float]
+    """Of each launch the host's seconds for it, if the GPU had come to it before it was queued; else 0."""
+    host: float
+    """Seconds from the first call to the last."""
+    flush: float
+    """Seconds of a flush."""
+
+    @property
+    def host_counts(self) -> bool:
+        """Whether a time may have host time in it that matters."""
+        return any(host > HOST_PART * own for own, host in zip(self.seconds, self.overtaken, strict=True))
+
+    def held_next(self, held: int) -> int:
+        """Flushes for each launch that hold the GPU back for all that the host does; 0 where one does as it is."""
+        if self.flush <= 0:
+            return held
+        needed = 1.25 * self.host / len(self.seconds) / self.flush
+        enough = math.ceil(needed) if needed > 1 else 0
+        return max(enough, held + 1) if self.host_counts else min(enough, held)
+
+
 class Timer:
     """Times launches on a stream of its own. The device must be current at every call.
 
-    Before each timed launch a memset of twice the L2 cache evicts the inputs. Everything is queued at once behind two
-    such memsets, and each takes the GPU longer than the host needs for the next one: events never wait for the host.
+    Before each timed launch a memset of twice the L2 cache evicts the inputs, and all is queued at once behind two such
+    memsets. As a rule each takes the GPU longer than the host needs for the next launch. Where the host is too slow for
+    that, a batch is queued again behind so many more that the GPU waits for nothing; `noticed` says where even the most
+    are too few.
     """
 
     def __init__(self, l2_bytes: int) -> None:
@@ -62,6 +100,16 @@ class Timer:
         self._flush_bytes = max(2 * l2_bytes, MIN_FLUSH_BYTES)
         self._flush = cupy.cuda.alloc(self._flush_bytes)
         self._events = [(runtime.eventCreate(), runtime.eventCreate()) for _ in range(QUEUE)]
+        self._lead = runtime.eventCreate(), runtime.eventCreate()
+        self._held = 0
+        """Flushes for each launch of a batch by which the GPU is held back."""
+        self._host_counts = False
+
+    def noticed(self) -> list[str]:
+        """Words of `tuned_db.records.THROTTLES` for what was timed since this was asked."""
+        words = ["slow_host"] if self._host_counts else []
+        self._host_counts = False
+        return words
 
     def seconds(self, launch: Launch, count: int) -> list[float]:
         """Seconds of each of ``count`` launches."""
@@ -134,16 +182,42 @@ class Timer:
     def _seconds(self, launches: Sequence[Launch]) -> list[float]:
         times: list[float] = []
         for first in range(0, len(launches), QUEUE):
-            queued = list(zip(launches[first : first + QUEUE], self._events, strict=False))
-            self._clear()
-            for launch, (start, end) in queued:
-                self._clear()
-                runtime.eventRecord(start, self.stream)
-                launch()
-                runtime.eventRecord(end, self.stream)
-            runtime.streamSynchronize(self.stream)
-            times += [runtime.eventElapsedTime(start, end) / 1e3 for _, (start, end) in queued]
+            for _ in range(ATTEMPTS):
+                batch = self._batch(launches[first : first + QUEUE])
+                self._held = batch.held_next(self._held)
+                if not batch.host_counts:
+                    break
+            self._host_counts |= batch.host_counts
+            times += batch.seconds
         return times
+
+    def _batch(self, launches: Sequence[Launch]) -> _Batch:
+        """Times at most `QUEUE` launches."""
+        begun = time.perf_counter()
+        queued = list(zip(launches, self._events, strict=False))
+        flushes = LEAD + min(MOST_HELD, self._held * len(launches))
+        lead_start, lead_end = self._lead
+        runtime.eventRecord(lead_start, self.stream)
+        for _ in range(flushes):
+            self._clear()
+        runtime.eventRecord(lead_end, self.stream)
+        overtaken = []
+        for launch, (start, end) in queued:
+            self._clear()
+            before = time.perf_counter()
+            runtime.eventRecord(start, self.stream)
+            launch()
+            runtime.eventRecord(end, self.stream)
+            took = time.perf_counter() - before
+            overtaken.append(took if runtime.eventQuery(start) != NOT_READY else 0.0)
+        host = time.perf_counter() - begun
+        runtime.streamSynchronize(self.stream)
+        return _Batch(
+            seconds=[runtime.eventElapsedTime(start, end) / 1e3 for _, (start, end) in queued],
+            overtaken=overtaken,
+            host=host,
+            flush=runtime.eventElapsedTime(lead_start, lead_end) / 1e3 / flushes,
+        )
 
     def _clear(self) -> None:
         runtime.memsetAsync(self._flush.ptr, 0, self._flush_bytes, self.stream)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ SLOW_CLOCK = 0.75
 """Part of the fastest clock of the session below which a clock is a slowdown, unless a power limit or a setting
 explains it. nvbench discards samples below this part of the default clock; under its power limit an H200 holds 0.81."""
 EXPLAINED = ("power_cap", "clock_setting", "sync_boost")
+"""What holds a clock down for as long as a card is used. Other power reasons halve it for a moment."""
 COOLING_SECONDS = 0.2
 """Pause before a measurement is repeated."""
 
@@ -57,10 +58,14 @@ class Readings:
 
 
 class Sensors:
-    """The sensors of the card ``unit`` (its UUID). ``note`` says what is missing; empty if nothing is."""
+    """The sensors of the card ``unit`` (its UUID). ``note`` says what is missing; empty if nothing is.
 
-    def __init__(self, unit: str) -> None:
+    ``ours`` is how many processes of this session have the card open.
+    """
+
+    def __init__(self, unit: str, ours: int = 1) -> None:
         self.note = ""
+        self._ours = ours
         self._nvml: Any = None
         self._handle: Any = None
         without = "clock, power, temperature and throttling are not recorded"
@@ -101,7 +106,7 @@ class Sensors:
             power_w=None if milliwatts is None else milliwatts / 1000,
             temperature_c=None if temperature is None else float(temperature),
             throttle=None if bits is None else joined(word for bit, word in REASONS.items() if bits & bit),
-            contended=None if processes is None else others(processes, os.getpid()) > 0,
+            contended=None if processes is None else others(processes, {os.getpid(), os.getppid()}, self._ours) > 0,
         )
 
     def _ask(self, *questions: Callable[[], T]) -> T | None:
@@ -113,12 +118,21 @@ class Sensors:
 
 
 class Watch:
-    """Reads ``read`` around measurements, and has those made under a slowdown once more."""
+    """Reads ``read`` around measurements, and has those made under a slowdown once more.
 
-    def __init__(self, read: Callable[[], Readings], pause: Callable[[float], None] = time.sleep) -> None:
+    ``noticed`` gives what was noticed while timing since it was last asked, in words of `tuned_db.records.THROTTLES`.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Readings],
+        pause: Callable[[float], None] = time.sleep,
+        noticed: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         self.last = Readings()
         """Around the last measurement."""
         self._read = read
+        self._noticed = noticed
         self._pause = pause
         self._fastest = 0.0
 
@@ -131,19 +145,23 @@ class Watch:
         return result
 
     def _once(self, measure: Callable[[], T]) -> T:
+        self._noticed()  # what was timed outside of a measurement
         before = self._read()
         result = measure()
-        self.last = self._both(before, self._read())
+        self.last = self._both(before, self._read(), self._noticed())
         return result
 
-    def _both(self, before: Readings, after: Readings) -> Readings:
-        """Clock and power are those right behind the load: before it the card may have been idle."""
+    def _both(self, before: Readings, after: Readings, noticed: Sequence[str]) -> Readings:
+        """Clock and power are those right behind the load: before it the card may have been idle.
+
+        The reasons of either count for that clock: they go with the load, and the clock comes back later.
+        """
         known = [each.throttle for each in (before, after) if each.throttle is not None]
-        words = [*before.reasons, *after.reasons]
+        words = [*before.reasons, *after.reasons, *noticed]
         clock = after.clock_mhz
         if clock is not None:
             self._fastest = max(self._fastest, clock)
-            if clock < SLOW_CLOCK * self._fastest and not any(each in EXPLAINED for each in after.reasons):
+            if clock < SLOW_CLOCK * self._fastest and not any(each in EXPLAINED for each in words):
                 words.append("slow_clock")
         temperatures = [each.temperature_c for each in (before, after) if each.temperature_c is not None]
         shared = [each.contended for each in (before, after) if each.contended is not None]
@@ -161,10 +179,10 @@ def joined(words: Any) -> str:
     return ",".join(sorted(set(words)))
 
 
-def others(processes: list[int], own: int) -> int:
-    """How many of the processes on a card are not this one, whose id is ``own``.
+def others(processes: Collection[int], own: Collection[int], ours: int) -> int:
+    """How many of the processes on a card are not of this session, whose ids are in ``own``.
 
-    In a container the driver may give ids of the host's: then one of them, it can't be said which, is this one.
+    In a container the driver may give ids of the host's: then ``ours`` of them, it can't be said which, are.
     """
-    strangers = set(processes) - {own}
-    return len(strangers) if own in processes else max(0, len(strangers) - 1)
+    strangers = set(processes).difference(own)
+    return len(strangers) if len(strangers) < len(set(processes)) else max(0, len(strangers) - ours)

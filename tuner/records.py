@@ -88,7 +88,7 @@ def flags(rows: Iterable[Measurement]) -> Counter[str]:
     for row in rows:
         if row.contended:
             found["another process had the card open"] += 1
-        found.update(THROTTLES[each] for each in (row.throttle or "").split(",") if each in SLOWDOWNS)
+        found.update(THROTTLES[each] for each in row.reasons if each in SLOWDOWNS)
     return found
 
 

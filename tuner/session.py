@@ -26,7 +26,7 @@ from .ray_cluster import asked_of_ray
 from .records import unusable
 from .report import Progress, Report
 from .strategy import DEFAULT_SAMPLER, strategy
-from .unit import CudaUnit
+from .unit import CudaUnit, is_open
 from .worker import ProcessWorker, Unit, Worker
 
 Mode = Literal["auto", "measure", "predict"]
@@ -163,7 +163,7 @@ def _check_devices(devices: Sequence[int], found: Sequence[Gpu], mode: str) -> N
 
 def _units(devices: Sequence[int], gpu: Gpu) -> list[CudaUnit]:
     """The devices as units. Two that are one card are refused."""
-    units = [CudaUnit(index, gpu, unit_uuid(index)) for index in devices]
+    units = [CudaUnit(index, gpu, unit_uuid(index), is_open(index)) for index in devices]
     seen: dict[str, CudaUnit] = {}
     for unit in units:
         other = seen.setdefault(unit.uuid, unit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, NoGpu, StoreError, UnsupportedProblem
 from flashtune.tuned_db.lookup import find, source_digest
-from flashtune.tuned_db.records import REJECTING, Choice, Measurement, Variant
+from flashtune.tuned_db.records import REJECTING, SLOWDOWNS, THROTTLES, Choice, Measurement, Variant
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.trust import Claim, claim_of, defaults, trust_of
 
@@ -46,6 +47,8 @@ SAMPLE = 20
 """Winners that are timed: about a minute. Where one in eight doesn't hold, a sample of 20 shows it with 93 %."""
 MESSAGE = 200
 """Characters of the message of a failure; the row has all of it."""
+POWER = ("hw_slowdown", "power_brake")
+"""Reasons by which a card that draws too much halves its clock, for all that meet in a final: their ratio holds."""
 
 Word = Literal["reproduced", "not reproduced", "could not be run"]
 WORDS: tuple[Word, ...] = get_args(Word)
@@ -74,6 +77,8 @@ class Verified:
     why: str
     level: str
     """How far it is trusted now."""
+    seen: tuple[str, ...] = ()
+    """What the card said during the final, in words of `tuned_db.records.THROTTLES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,11 @@ class Verification:
     stopped: str = ""
     """Why it ended early, other than by Ctrl-C; empty if it did not."""
     note: str = ""
+
+    @property
+    def seen(self) -> Counter[str]:
+        """In how many finals the card said what."""
+        return Counter(word for each in self.rows for word in each.seen)
 
     def count(self, word: Word) -> int:
         return sum(each.word == word for each in self.rows)
@@ -261,13 +271,11 @@ def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, session: str
     if failed is not None and failed.status in REJECTING and sound:  # else the fault may be the machine's
         return said(word="not reproduced", here=None, why=_failure(failed))
     if final is not None:
-        claim, why = claim_of(final), ""
-        if final.flagged:
-            why = "the card was slowed down or shared meanwhile, so the times say nothing"
-        elif claim.blurred:
+        claim, why = claim_of(final), _void(final)
+        if claim.blurred and not why:
             why = "the times scatter too much to say anything; flashtune noise says more"
         agrees: Word = "reproduced" if claim.agrees(stored.claim) else "not reproduced"
-        return said(word="could not be run" if why else agrees, here=claim, why=why)
+        return said(word="could not be run" if why else agrees, here=claim, why=why, seen=final.reasons)
     if other is not None:
         why = f"the default: {_failure(other)}"
     elif failed is not None:
@@ -275,6 +283,15 @@ def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, session: str
     else:
         why = target.skipped or ended or "there was no final; the log says why"
     return said(word="could not be run", here=None, why=why)
+
+
+def _void(row: Measurement) -> str:
+    """Why the ratio of a final says nothing; empty where it does, as at the power limit."""
+    if row.contended:
+        return "the card was shared with another process meanwhile, so the times say nothing"
+    excused = "slow_clock" if any(each in row.reasons for each in POWER) else ""
+    worst = next((each for each in row.reasons if each in SLOWDOWNS and each != excused), None)
+    return f"the times say nothing: {THROTTLES[worst]}" if worst else ""
 
 
 def _failure(row: Measurement) -> str:

@@ -67,6 +67,7 @@ def print_verification(found: Verification) -> None:
     from rich.text import Text
 
     from ._cli_tables import config_text, console, table
+    from .tuned_db.records import THROTTLES
     from .tuner.verify import WORDS
 
     headings = ("problem", "config", "claimed", "here", "verdict", "trust")
@@ -78,6 +79,8 @@ def print_verification(found: Verification) -> None:
     console().print(shown)
     counts = ", ".join(f"{found.count(word)} {word}" for word in WORDS)
     click.echo(f"{counts}, of {len(found.rows)} in {found.seconds:.0f} s. Stored as session {found.session}")
+    for reason, count in found.seen.most_common():
+        click.echo(f"Seen in {count} of the finals: {THROTTLES[reason]}")
     if any(each.level == "candidate" for each in found.rows if each.word == "reproduced"):
         click.echo("What stays a candidate was claimed on this card today: another day or another card can confirm it.")
     if found.note:

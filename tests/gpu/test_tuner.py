@@ -175,7 +175,7 @@ def test_candidates_that_crash_or_hang_cost_their_workers_and_nothing_else(
         each for each in make_space(asked, bench.gpu, kind).configs if each != kind.default(asked.spec, bench.gpu)
     ]
     crashing, hanging = configs[1], configs[3]
-    unit = SabotagedUnit(0, bench.gpu, unit_uuid(0), ((crashing.key, "illegal access"), (hanging.key, "hang")))
+    unit = SabotagedUnit(0, bench.gpu, unit_uuid(0), False, ((crashing.key, "illegal access"), (hanging.key, "hang")))
     builder = ProcessBuilder(bench.gpu.arch, cores())
     try:
         with Store.open(path) as store:

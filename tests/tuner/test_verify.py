@@ -135,6 +135,44 @@ def test_a_final_on_a_shared_card_says_nothing(path: Path) -> None:
     assert "shared" in found.rows[0].why
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.2], ids=["holds", "does not hold"])
+@pytest.mark.parametrize(
+    "throttle", ["power_cap", "power_brake", "hw_slowdown,power_cap", "power_brake,slow_clock", "clock_setting"]
+)
+def test_a_card_at_its_power_limit_gives_a_verdict(path: Path, throttle: str, factor: float) -> None:
+    """Point 9: those that meet in a final have the same clock, and what was seen is said."""
+
+    class Loaded(FakeBench):
+        def readings(self) -> Readings:
+            return Readings(1200.0, 700.0, 70.0, throttle, False)
+
+    winner = find(PROBLEMS[0], GPU, store_path=path).config
+    found = verified(path, Loaded(slower(winner, factor), unit="GPU-other"), wanted=PROBLEMS[0])
+    assert words(found) == ["reproduced" if factor == 1 else "not reproduced"]
+    assert found.rows[0].why == ""
+    assert found.seen == dict.fromkeys(throttle.split(","), 1)
+
+
+@pytest.mark.parametrize(
+    ("throttle", "why"),
+    [
+        ("hw_thermal", "too hot, by the hardware's own limit"),
+        ("power_cap,sw_thermal", "too hot, by the driver's limit"),
+        ("slow_clock", "the clock was far below"),
+        ("power_brake,slow_clock,slow_host", "times count the host"),
+    ],
+)
+def test_what_voids_a_final_is_named(path: Path, throttle: str, why: str) -> None:
+    class Slowed(FakeBench):
+        def readings(self) -> Readings:
+            return Readings(1200.0, 700.0, 90.0, throttle, False)
+
+    found = verified(path, Slowed(unit="GPU-other"))
+    assert words(found) == ["could not be run"] * 3
+    assert all(each.why.startswith("the times say nothing") and why in each.why for each in found.rows)
+    assert {each.level for each in found.rows} == {"candidate"}
+
+
 def test_times_that_scatter_say_nothing(path: Path) -> None:
     class Loud(FakeBench):
         def finals(self, problem: Problem, configs: Any, *rest: Any) -> dict[Config, list[float]]:

@@ -35,7 +35,7 @@ class Unit:
 
     bench: FakeBench
 
-    def __init__(self, index: int, gpu: object, uuid: str) -> None:
+    def __init__(self, index: int, gpu: object, uuid: str, shared: bool) -> None:
         self.index, self.uuid, self.name = index, uuid, f"cuda:{index}"
 
     def open(self) -> FakeBench:
@@ -63,6 +63,7 @@ def test_the_command_prints_claim_result_and_verdict(here: type[Unit], path: Pat
     done = call("--db", str(path), "--sample", "2")
     assert done.stdout.count("candidate -> verified") == 2
     assert "2 reproduced, 0 not reproduced, 0 could not be run, of 2" in done.stdout
+    assert "Seen in 2 of the finals: the power limit lowers the clock; normal under load" in done.stdout
     assert "choosing winners" in done.stderr
     assert "2 of 2: " in done.stderr
     again = call("--db", str(path), "--gpu", "a100", "--sample", "2")
