@@ -2,7 +2,8 @@
 
 A file is one line with the SHA-256 of all that follows, one line of JSON with the facts, then the cubin: data only.
 Truncation, a flipped byte and foreign content fail the checksum; such an entry is built again and replaced. Entries
-are written under another name and renamed, so that processes that share a cache never see half of one.
+are written under another name and renamed, so that processes that share a cache never see half of one. Whose entries
+are taken is said in cache_folder.py.
 """
 
 from __future__ import annotations
@@ -10,31 +11,40 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
-from pathlib import Path
+import math
+import re
+from collections.abc import Callable, Mapping
 
-from flashtune import settings
-from flashtune.errors import CompileError, InvalidInput
+from flashtune.errors import CompileError
 
+from .cache_folder import CUBINS, read_entry, write_entry
 from .compile import OPTIONS, Compiled, compile_source, nvrtc_version
-from .files import write_whole
 from .render import Source
 
 logger = logging.getLogger("flashtune")
 
 FORMAT = "flashtune cubin 1"
-_FACTS: dict[str, type] = {
-    "arch": str,
-    "nvrtc": str,
-    "registers": int,
-    "spill_bytes": int,
-    "stack_bytes": int,
-    "static_shared_bytes": int,
-    "seconds": float,
-    "log": str,
-}
+_ARCH = re.compile(r"sm_\d{2,4}[af]?")
+_VERSION = re.compile(r"\d{1,6}\.\d{1,6}")
+_LARGEST = 2**31
 
-_warned = False
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
+
+
+_FACTS: dict[str, Callable[[object], bool]] = {
+    "arch": lambda value: isinstance(value, str) and _ARCH.fullmatch(value) is not None,
+    "nvrtc": lambda value: isinstance(value, str) and _VERSION.fullmatch(value) is not None,
+    "registers": _is_count,
+    "spill_bytes": _is_count,
+    "stack_bytes": _is_count,
+    "static_shared_bytes": _is_count,
+    "seconds": lambda value: isinstance(value, float) and math.isfinite(value) and value >= 0,
+    "log": lambda value: isinstance(value, str),
+}
+"""What an entry says of its cubin, and what each may be."""
+
 _sent: Mapping[str, Compiled] | None = None
 
 
@@ -61,24 +71,12 @@ def compiled(source: Source, arch: str, *, refresh: bool = False) -> Compiled:
                 "where the run was started. Install the same on all machines"
             )
         return found
-    try:
-        directory = cubin_dir()
-    except InvalidInput as error:
-        _warn("used", str(error))
-        return compile_source(source, arch)
     key = cache_key(source, arch)
-    path = directory / f"{key}.cubin"
-    found = None if refresh else _read(path, key)
-    if found is not None:
-        return found
-    built = compile_source(source, arch)
-    _write(path, key, built)
-    return built
-
-
-def cubin_dir() -> Path:
-    """Where the entries are; it need not exist."""
-    return settings.cache_dir() / "cubins"
+    found = None if refresh else _read(key)
+    if found is None:
+        found = compile_source(source, arch)
+        write_entry(CUBINS, _name(key), pack(key, found))
+    return found
 
 
 def cache_key(source: Source, arch: str) -> str:
@@ -102,39 +100,22 @@ def unpack(key: str, content: bytes) -> Compiled | None:
     line, _, cubin = body.partition(b"\n")
     try:
         header = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(header, dict) or header.get("format") != FORMAT or header.get("key") != key:
         return None
-    if not all(isinstance(header.get(name), kind) for name, kind in _FACTS.items()):
+    if not all(may_be(header.get(name)) for name, may_be in _FACTS.items()):
         return None
     return Compiled(cubin=cubin, **{name: header[name] for name in _FACTS})
 
 
-def _read(path: Path, key: str) -> Compiled | None:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        _warn("read", f"{path}: {error}")
-        return None
-    found = unpack(key, content)
-    if found is None:
-        logger.info("%s is damaged; compiling again", path)
+def _read(key: str) -> Compiled | None:
+    content = read_entry(CUBINS, _name(key))
+    found = None if content is None else unpack(key, content)
+    if content is not None and found is None:
+        logger.info("The cached kernel %s is damaged; compiling again", key)
     return found
 
 
-def _write(path: Path, key: str, built: Compiled) -> None:
-    try:
-        write_whole(path, pack(key, built))
-    except OSError as error:
-        _warn("written", f"{path}: {error}")
-
-
-def _warn(what: str, reason: str) -> None:
-    """One warning per process: each kernel would say the same."""
-    global _warned
-    if not _warned:
-        _warned = True
-        logger.warning("The kernel cache can't be %s (%s); kernels are compiled anew", what, reason)
+def _name(key: str) -> str:
+    return f"{key}.cubin"

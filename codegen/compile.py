@@ -1,4 +1,4 @@
-"""From source to cubin with NVRTC, in this process and without a GPU or driver. The only user of ``cupy.cuda.nvrtc``.
+"""From source to cubin with NVRTC, in this process and without a GPU or driver. The only user of NVRTC.
 
 What the assembler says about registers, spills and memory comes along, so a config can be judged before it runs.
 """
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashtune import settings
 from flashtune.errors import INSTALL, CompileError, InvalidInput, MissingDependency
+from flashtune.files import shown_path
 
-from .files import write_whole
+from .cache_folder import FAILED, save_entry
 from .gpu import OLDEST
 from .render import Source
 
@@ -181,13 +181,12 @@ def _failure(source: Source, arch: str, version: str, log: str, error: str) -> C
 
 def _save(source: Source, arch: str) -> tuple[Path | None, str]:
     """Keeps a refused source for inspection. Returns its path (None if it can't be kept) and a line that says so."""
-    stem = source.name.split(".")[0]
+    name = f"{source.name.split('.')[0]}-{arch}-{source.digest[:12]}.cu"
     try:
-        path = settings.cache_dir() / "failed" / f"{stem}-{arch}-{source.digest[:12]}.cu"
+        path = save_entry(FAILED, name, source.text.encode())
     except InvalidInput as error:
         return None, f"The source could not be saved: {error}"
-    try:
-        write_whole(path, source.text.encode())
     except OSError as error:
-        return None, f"The source could not be saved as {path} ({error.strerror or error})"
-    return path, f"{KEPT}{path}"
+        where = shown_path(error.filename or name)
+        return None, f"The source could not be saved as {where} ({error.strerror or error})"
+    return path, f"{KEPT}{shown_path(path)}"

@@ -14,10 +14,13 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from flashtune import settings
-from flashtune.errors import CompileError, MissingDependency
+from flashtune.errors import CompileError, InvalidInput, MissingDependency
+from flashtune.files import shown_path
 
+from ..cache_folder import EMULATOR, open_entry, read_entry, save_entry, write_entry
+from .program import EXECUTABLE
 from .source import HERE
 
 NAMES = ("c++", "g++", "clang++")
@@ -63,40 +66,48 @@ def find_compiler() -> Compiler:
     return _compiler(os.environ.get("CXX", "").strip(), os.environ.get("PATH", ""))
 
 
-def build_kernel(text: str) -> Path:
-    """The program that runs the kernel of ``text``, from the cache or compiled; :class:`CompileError` if refused."""
+def build_kernel(text: str) -> BinaryIO:
+    """The program that runs the kernel of ``text``, open; :class:`CompileError` if the compiler refuses it.
+
+    A descriptor and no path: a name may lead elsewhere a moment later, the program that was checked stays the same.
+    """
     compiler = find_compiler()
-    runtime = _runtime(compiler)
+    runtime = _runtime_name(compiler)
     flags = (*COMMON, *KERNEL, *compiler.optional)
-    path = _directory() / f"kernel-{_digest(compiler.identity, runtime.name, *flags, text)}"
-    if path.exists():
-        return path
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        compiled, program = Path(scratch, "kernel.o"), Path(scratch, "kernel")
+    name = f"kernel-{_digest(compiler.identity, runtime, *flags, text)}"
+    if (found := open_entry(EMULATOR, name)) is not None:
+        return found
+    with tempfile.TemporaryDirectory(prefix="flashtune-emulator-") as scratch:
+        linked, compiled, program = (Path(scratch, file) for file in ("runtime.o", "kernel.o", "kernel"))
+        linked.write_bytes(_runtime(compiler, runtime))
         done = compiler.run([*flags, "-x", "c++", "-c", "-", "-o", str(compiled)], text)
         if done.returncode:
             raise _failure(compiler, done.stderr, text)
-        done = compiler.run([str(compiled), str(runtime), "-lm", "-o", str(program)])
+        done = compiler.run([str(compiled), str(linked), "-lm", "-o", str(program)])
         if done.returncode:
             raise _failure(compiler, done.stderr, text)
-        os.replace(program, path)
-    return path
+        write_entry(EMULATOR, name, program.read_bytes(), mode=EXECUTABLE)
+        return open_entry(EMULATOR, name) or program.open("rb")
 
 
-def _runtime(compiler: Compiler) -> Path:
-    """The object file of the runtime, which all kernels share."""
-    flags = (*COMMON, *RUNTIME, *compiler.optional)
+def _runtime_name(compiler: Compiler) -> str:
     contents = [(HERE / name).read_text(encoding="utf-8") for name in RUNTIME_FILES]
-    path = _directory() / f"runtime-{_digest(compiler.identity, *flags, *contents)}.o"
-    if path.exists():
-        return path
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+    return f"runtime-{_digest(compiler.identity, *COMMON, *RUNTIME, *compiler.optional, *contents)}.o"
+
+
+def _runtime(compiler: Compiler, name: str) -> bytes:
+    """The object file of the runtime, which all kernels share."""
+    if (found := read_entry(EMULATOR, name)) is not None:
+        return found
+    with tempfile.TemporaryDirectory(prefix="flashtune-emulator-") as scratch:
         compiled = Path(scratch, "runtime.o")
+        flags = (*COMMON, *RUNTIME, *compiler.optional)
         done = compiler.run([*flags, "-c", str(HERE / "runtime.cpp"), "-o", str(compiled)])
         if done.returncode:
             raise CompileError(f"{compiler.command[0]} can't build the emulator:\n{done.stderr}", log=done.stderr)
-        os.replace(compiled, path)
-    return path
+        content = compiled.read_bytes()
+    write_entry(EMULATOR, name, content)
+    return content
 
 
 @functools.cache
@@ -144,34 +155,19 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _directory() -> Path:
-    path = settings.cache_dir() / "emulator"
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(path, os.W_OK):
-            return path
-    except OSError:
-        pass
-    return Path(_scratch().name)
-
-
-@functools.cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """Stands in for a cache that can't be used; gone with this process."""
-    return tempfile.TemporaryDirectory(prefix="flashtune-emulator-")
-
-
 def _failure(compiler: Compiler, log: str, text: str) -> CompileError:
     lines = [line.strip() for line in log.splitlines() if "error" in line or "undefined reference" in line]
     lines = lines or [line.strip() for line in log.splitlines() if line.strip()] or ["no message"]
     listed = "".join(f"\n  {line}" for line in lines[:MAX_ERROR_LINES])
-    path = _directory() / f"failed-{_digest(text)[:12]}.cpp"
-    path.write_text(text, encoding="utf-8")
     hint = ""
     if any("not declared" in line or "undeclared" in line for line in lines):
         hint = "\nWhat is not declared there is not modelled by the emulator: see docs/emulator.md"
+    path: Path | None = None
+    try:
+        path = save_entry(EMULATOR, f"failed-{_digest(text)[:12]}.cpp", text.encode())
+        kept = f"It is kept as {shown_path(path)}"
+    except (OSError, InvalidInput) as error:
+        kept = f"It could not be kept: {error}"
     return CompileError(
-        f"{compiler.command[0]} refused the generated source:{listed}{hint}\nIt is kept as {path}",
-        log=log,
-        source_path=path,
+        f"{compiler.command[0]} refused the generated source:{listed}{hint}\n{kept}", log=log, source_path=path
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from .program import Program
 
 MARK = "emulator fault"
 _PLACE = re.compile(r"((?:templates|emulator)/[\w./]+):(\d+)")
@@ -29,7 +29,7 @@ class Fault:
         return f"block {self.block}, thread {self.thread} (warp {warp}, lane {lane}): {self.text}{at}"
 
 
-def read_fault(output: str, program: Path) -> Fault | None:
+def read_fault(output: str, program: Program) -> Fault | None:
     """The first report in what the runtime of ``program`` wrote, if there is one."""
     _, found, rest = output.partition(f"{MARK}\n")
     if not found:
@@ -57,14 +57,12 @@ def read_fault(output: str, program: Path) -> Fault | None:
     return Fault(block, thread, tuple(dict.fromkeys(chain)), text)
 
 
-def _places(counters: Sequence[str], program: Path) -> dict[str, list[str]]:
+def _places(counters: Sequence[str], program: Program) -> dict[str, list[str]]:
     """``file:line`` of each program counter with the functions it was inlined into, the innermost first."""
     tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
     if tool is None or not counters:
         return {}
-    done = subprocess.run(
-        [tool, "-a", "-i", "-e", str(program), *counters], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = program.run([tool, "-a", "-i", "-e", program.path, *counters], timeout=60)
     places: dict[str, list[str]] = {}
     current: list[str] = []
     for line in done.stdout.splitlines():

@@ -4,14 +4,13 @@ those of a family: :func:`run_kernel`.
 
 from __future__ import annotations
 
-import os
 import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from flashtune.errors import EmulationError, InvalidInput
 from ..tensor_map import MAP_BYTES
 from .build import build_kernel
 from .faults import read_fault
+from .program import Program, runnable
 from .source import host_text
 from .tensors import MAP_ADDRESS, Mapped, Tensor, encode_for_emulator
 
@@ -69,28 +69,23 @@ class Launch:
     params: bytes
     tensors: Sequence[Placed]
 
-    def run(self, program: Path, what: str, seed: int, processes: int, timeout: int) -> dict[str, Array]:
-        """Runs ``program`` and reads what it wrote: values by tensor name. ``what`` is for messages."""
+    def run(self, file: BinaryIO, what: str, seed: int, processes: int, timeout: int) -> dict[str, Array]:
+        """Runs the program in ``file``, which is closed, and reads what it wrote: values by tensor name. ``what`` is
+        for messages."""
         job, places = self._job(seed, processes, timeout)
         what = f"{what}, seed {seed}"
-        file, path = tempfile.mkstemp(prefix="flashtune-emulate-")
+        descriptor, path = tempfile.mkstemp(prefix="flashtune-emulate-")
         try:
-            with os.fdopen(file, "wb") as opened:
+            with open(descriptor, "wb") as opened:
                 opened.write(job)
-            try:
-                # The program ends itself, saying where it hangs; this is for one that can't any more.
-                most = timeout + GRACE_SECONDS
-                done = subprocess.run(
-                    [str(program), path], capture_output=True, text=True, errors="replace", timeout=most
-                )
-            except subprocess.TimeoutExpired as error:
-                raise EmulationError(f"{what}: the emulator has not ended after {most} s") from error
-            if done.returncode:
-                fault = read_fault(done.stderr, program)
-                if fault is None or done.returncode != FAULT_STATUS:
-                    ended = f"the emulator ended with status {done.returncode}: {done.stderr[:500]}"
-                    raise EmulationError(f"{what}: {ended}")
-                raise EmulationError(f"{what}: {fault}", fault=fault)
+            with runnable(file) as program:
+                done = self._done(program, path, what, timeout)
+                if done.returncode:
+                    fault = read_fault(done.stderr, program)
+                    if fault is None or done.returncode != FAULT_STATUS:
+                        ended = f"the emulator ended with status {done.returncode}: {done.stderr[:500]}"
+                        raise EmulationError(f"{what}: {ended}")
+                    raise EmulationError(f"{what}: {fault}", fault=fault)
             written = Path(path).read_bytes()
         finally:
             Path(path).unlink(missing_ok=True)
@@ -103,6 +98,18 @@ class Launch:
                     raise EmulationError(f"{what}: wrote {changed} bytes between the elements of {tensor.name}")
                 results[tensor.name] = tensor.values(memory)
         return results
+
+    def _done(self, program: Program, job: str, what: str, timeout: int) -> subprocess.CompletedProcess[str]:
+        most = timeout + GRACE_SECONDS  # it ends itself, saying where it hangs; this is for one that can't any more
+        try:
+            return program.run([program.path, job], most)
+        except subprocess.TimeoutExpired as error:
+            raise EmulationError(f"{what}: the emulator has not ended after {most} s") from error
+        except OSError as error:
+            reason = f"the emulator can't be started: {error.strerror or error}"
+            raise EmulationError(
+                f"{what}: {reason}. Programs must be allowed to run from the cache directory"
+            ) from error
 
     def _job(self, seed: int, processes: int, timeout: int) -> tuple[bytes, list[int]]:
         """The job file, as runtime.cpp reads it, and where in it the memory of each tensor lies."""

@@ -73,7 +73,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="FLASHTUNE_CACHE_DIR",
         type="path",
         meaning="Directory of compiled kernels and templates, and of sources that failed to compile. Safe to delete. "
-        "What is in it runs: let nobody else write to it.",
+        "What is in it runs: one that others can write to is not used.",
         default="The user's cache directory ($XDG_CACHE_HOME/flashtune or ~/.cache/flashtune)",
     ),
     Setting(
@@ -146,6 +146,11 @@ def cache_dir() -> Path:
     return explicit or _user_path(platformdirs.user_cache_path, "XDG_CACHE_HOME", "FLASHTUNE_CACHE_DIR")
 
 
+def is_set(name: str) -> bool:
+    """Whether variable ``name`` chooses anything: to be empty is to be unset."""
+    return bool(os.environ.get(name, "").strip())
+
+
 def capture_path() -> Path | None:
     """Absolute path of the file that gets problems without a tuned config; None where that is not asked for."""
     given = os.environ.get("FLASHTUNE_CAPTURE", "").strip().lower()
@@ -173,9 +178,9 @@ def _user_path(find: Callable[..., Path], variable: str, setting: str) -> Path:
 
 def _path_setting(name: str) -> Path | None:
     """The path in variable ``name``, or None where it is unset or empty."""
-    given = os.environ.get(name, "")
-    if not given.strip():
+    if not is_set(name):
         return None
+    given = os.environ[name]
     if may_hold_password(given):
         raise InvalidInput(f"{name} must be a path of a file system, not an address such as postgresql://host/database")
     try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jinja2
 import pytest
 
+import flashtune
 from flashtune.codegen.template_cache import TemplateCache
 
 
@@ -58,13 +61,26 @@ def test_a_cache_that_cant_be_written_is_not_missed(tmp_path: Path, folder: Path
     assert rendered() == "1 and more"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="Windows keeps a user's directories apart by itself")
-@pytest.mark.parametrize("of", ["file", "folder"])
-def test_what_others_could_have_written_is_not_read(folder: Path, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered()
-    (path,) = folder.iterdir()
-    (path if of == "file" else folder).chmod(0o777)
-    read: list[str] = []
-    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self.name) or b"")
-    assert rendered() == "1 and more"
-    assert not read
+NO_COMPILE = """
+import jinja2
+from flashtune.codegen.render import environment
+jinja2.Environment._generate = None  # would be called
+environment().get_template("fma_fwd.cu.jinja")
+"""
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o000, 0o077])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "default"])
+def test_a_second_process_hits_whatever_the_umask(tmp_path: Path, mask: int, named: bool) -> None:
+    """M12: with umask 002 each process compiled all templates."""
+    environment = os.environ | {"PYTHONPATH": str(Path(flashtune.__file__).parents[1]), "HOME": str(tmp_path / "home")}
+    for name in ("FLASHTUNE_CACHE_DIR", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
+    if named:
+        environment["FLASHTUNE_CACHE_DIR"] = str(tmp_path / "new" / "cache")
+    first = NO_COMPILE.replace("jinja2.Environment._generate = None", "")
+    for code in (first, NO_COMPILE):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, umask=mask, capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stderr) == (0, "")
