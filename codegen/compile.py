@@ -132,10 +132,8 @@ def buildable_arch(arch: str) -> str:
 
 def _nvrtc() -> Any:
     """CuPy's NVRTC binding, once it is known to work."""
-    try:
-        from cupy.cuda import nvrtc
-    except ImportError as error:
-        raise MissingDependency(f"Compiling needs CuPy, which can't be imported ({error}): {INSTALL}") from error
+    from .cuda import nvrtc
+
     try:
         nvrtc.getVersion()
     except (ImportError, OSError, RuntimeError) as error:

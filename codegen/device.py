@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashtune.errors import INSTALL, FlashtuneError, InvalidInput, MissingDependency, NoGpu
+from flashtune.errors import FlashtuneError, InvalidInput, MissingDependency, NoGpu
 
 from .gpu import CAPABILITIES, Gpu, nearest_known
 
@@ -186,10 +186,8 @@ def driver_version() -> str:
 
 
 def _runtime() -> Any:
-    try:
-        from cupy.cuda import runtime
-    except ImportError as error:
-        raise MissingDependency(f"Using a GPU needs CuPy, which can't be imported ({error}): {INSTALL}") from error
+    from .cuda import runtime
+
     return runtime
 
 

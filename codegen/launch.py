@@ -15,14 +15,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from cupy.cuda import runtime
-from cupy.cuda.function import Module
-from cupy_backends.cuda.api import driver
-
 from flashtune.errors import ContextLost, IllegalConfig, LaunchError
 
 from .cache import compiled
 from .compile import Compiled
+from .cuda import Module, driver, runtime
 from .plan import PARAMS_BYTES, POINTERS, TENSORS, Kernel, Plan, Strides, TensorBox, describe_map, pack_arguments
 from .problem import Problem
 from .tensor_map import MAP_BYTES

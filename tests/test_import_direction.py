@@ -88,6 +88,13 @@ def test_optuna_and_sqlalchemy_have_one_owner_each(path: Path) -> None:
     assert not foreign
 
 
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_cupy_is_imported_by_the_one_module_that_knows_how(path: Path) -> None:
+    """F1: it needs a folder that can be made. codegen/cuda.py imports it by a call."""
+    bare = [f"line {line}: {module}" for line, module in imports(path) if module.split(".")[0].startswith("cupy")]
+    assert not bare
+
+
 @pytest.mark.parametrize("path", [*FILES, *TESTS], ids=name)
 def test_folders_are_imported_as_parts_of_flashtune(path: Path) -> None:
     """From the root of a checkout ``import codegen`` works and makes a second copy of each module."""

@@ -10,12 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import cupy
-from cupy.cuda import runtime
-from cupy.cuda.memory import OutOfMemoryError
-from cupy_backends.cuda.api import driver
-
 from flashtune.codegen.config import Config
+from flashtune.codegen.cuda import OutOfMemoryError, cupy, driver, runtime
 from flashtune.codegen.device import device_facts
 from flashtune.codegen.family import family
 from flashtune.codegen.gpu import Gpu

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from cupy.cuda import runtime
 
 from flashtune.codegen.bits import from_memory
+from flashtune.codegen.cuda import runtime
 from flashtune.codegen.launch import BoundPlan
 from flashtune.codegen.problem import ITEM_BYTES
 

@@ -7,11 +7,9 @@ import struct
 from typing import Any
 
 import numpy as np
-from cupy.cuda import runtime
-from cupy.cuda.function import Module
-from cupy_backends.cuda.api import driver
 
 from flashtune.codegen.cache import compiled
+from flashtune.codegen.cuda import Module, driver, runtime
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.render import Source
 

@@ -12,8 +12,7 @@ import functools
 import logging
 from collections.abc import Callable
 
-from cupy.cuda import runtime
-
+from flashtune.codegen.cuda import runtime
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.launch import BoundPlan, load
 from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from cupy.cuda import runtime
 
+from flashtune.codegen.cuda import runtime
 from flashtune.codegen.launch import BoundPlan
 
 from .memory import POISON, Arena, download

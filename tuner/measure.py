@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import cupy
-from cupy.cuda import runtime
+from flashtune.codegen.cuda import cupy, runtime
 
 from .intervals import PairedRatio, beaten, paired
 from .timing import MAX_ROUNDS, MIN_ROUNDS, ROUND_LAUNCHES, shuffled, summarise

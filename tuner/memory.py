@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import cupy
-from cupy.cuda import runtime
-
 from flashtune.codegen.bits import Array
+from flashtune.codegen.cuda import cupy, runtime
 from flashtune.codegen.plan import Strides
 from flashtune.codegen.problem import ITEM_BYTES, VECTOR_ALIGNMENT, Problem, Shape
 

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context, resource_tracker, spawn
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+from flashtune.codegen.cache_folder import stand_in, take_over
+from flashtune.codegen.cuda import own_process
 from flashtune.errors import FlashtuneError
 
 _starting = threading.Lock()
@@ -27,7 +30,8 @@ class RunEndedError(FlashtuneError):
 class Child:
     """Starts a process that runs ``serve(*given, connection)`` and then ends; :class:`OSError` if there can be none.
 
-    ``serve`` and ``given`` are pickled. The other end of ``connection`` is ours.
+    ``serve`` and ``given`` are pickled. The other end of ``connection`` is ours. What stands in for a cache that
+    can't be used is shared: what one process compiles another one loads.
     """
 
     def __init__(self, name: str, serve: Callable[..., None], *given: object) -> None:
@@ -35,7 +39,9 @@ class Child:
         self.connection, theirs = context.Pipe()
         """Readable when there is an answer, and when there will be none any more."""
         leash, self._leash = context.Pipe(duplex=False)
-        self._process = context.Process(target=_live, args=(serve, given, theirs, leash), daemon=True, name=name)
+        self._process = context.Process(
+            target=_live, args=(serve, given, stand_in(), theirs, leash), daemon=True, name=name
+        )
         if os.name == "posix":
             resource_tracker.ensure_running()  # spawn would start it first, which lets interrupts through again
         try:
@@ -126,9 +132,17 @@ def _main_left_out() -> Iterator[None]:
         spawn.get_preparation_data = everything
 
 
-def _live(serve: Callable[..., None], given: tuple[object, ...], connection: Connection, leash: Connection) -> None:
+def _live(
+    serve: Callable[..., None],
+    given: tuple[object, ...],
+    cache: Path | None,
+    connection: Connection,
+    leash: Connection,
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the session
     threading.Thread(target=_end_with, args=(leash,), daemon=True).start()
+    take_over(cache)
+    own_process()
     try:
         serve(*given, connection)
     except (EOFError, OSError):

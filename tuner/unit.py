@@ -29,7 +29,7 @@ class CudaUnit:
         return f"cuda:{self.index}"
 
     def open(self) -> Bench:
-        from cupy.cuda import runtime
+        from flashtune.codegen.cuda import runtime
 
         from .bench import DeviceBench
 

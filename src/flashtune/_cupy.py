@@ -136,6 +136,6 @@ class CupyArrays(GpuArrays):
 
 
 def make_kind() -> CupyArrays:
-    import cupy
+    from flashtune.codegen.cuda import cupy
 
     return CupyArrays(cupy, CudaLayer.shared())

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from flashtune.codegen.compile import Compiled
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.plan import Plan, Strides
-from flashtune.errors import INSTALL, InvalidInput, LaunchError, MissingDependency
+from flashtune.errors import InvalidInput, LaunchError
 
 CAPTURE_IMPLICIT = 906
 """cudaErrorStreamCaptureImplicit."""
@@ -65,15 +65,9 @@ class CudaLayer:
     """CUDA through CuPy. Made when the first array in device memory is seen."""
 
     def __init__(self) -> None:
-        try:
-            from cupy.cuda import runtime
-            from cupy_backends.cuda.api import driver
+        from flashtune.codegen import launch
+        from flashtune.codegen.cuda import driver, runtime
 
-            from flashtune.codegen import launch
-        except ImportError as error:
-            raise MissingDependency(
-                f"arrays in device memory need CuPy, which can't be imported ({error}): {INSTALL}"
-            ) from error
         self.context: Callable[[], int] = driver.ctxGetCurrent
         self.errors: tuple[type[Exception], ...] = launch.CUDA_ERRORS
         self._launch = launch

@@ -225,9 +225,8 @@ def _gpu(gpu: Gpu | str | None) -> Gpu:
         return gpu
     if isinstance(gpu, str):
         return gpu_by_alias(gpu)
+    from flashtune.codegen.cuda import runtime
     from flashtune.codegen.device import gpu_of_device, require_device
 
     require_device()
-    from cupy.cuda import runtime
-
     return gpu_of_device(runtime.getDevice())

@@ -43,6 +43,13 @@ INTERRUPTED = 130
 class _Commands(click.Group):
     """Turns errors raised on purpose, and those of files, into one line and exit code 1; Ctrl-C into one and 130."""
 
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        if args is None:  # those of the process, which is then ours alone
+            from .codegen.cuda import own_process
+
+            own_process()
+        return super().main(args, *rest, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
