@@ -76,4 +76,6 @@ def main(folder: Path, where: str, trials: int = TRIALS, last: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
+    import killed_session  # what travels to a worker must be of a module, which this script is not for it
+
+    killed_session.main(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
