@@ -97,6 +97,13 @@ def count_unreadable() -> Iterator[Unreadable]:
         _counting.reset(token)
 
 
+def pass_over(name: object, error: InvalidInput) -> None:
+    """Counts a row that is passed over: ``name`` is the id of a measurement, None for a prediction."""
+    if (count := _counting.get()) is not None:
+        count.add("prediction" if name is None else value.shown(name).strip("'"), error)
+    _log.debug("row %s of the tuning database is passed over: %s", name, error)
+
+
 def select_measurements(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]]:
     """All that a `Measurement` holds, to be narrowed by the caller; what ``schema`` has no column for is as unknown."""
     own: list[Any] = [getattr(MeasurementRow, name) for name in MEASURED]
@@ -248,8 +255,5 @@ def _read(row: AnyRow, kind: type[T]) -> T | None:
     try:
         return _checked(row, kind)
     except InvalidInput as error:
-        if (count := _counting.get()) is not None:
-            name = row._mapping.get("id")
-            count.add("prediction" if name is None else value.shown(name).strip("'"), error)
-        _log.debug("row %s of the tuning database is passed over: %s", row._mapping.get("id", ""), error)
+        pass_over(row._mapping.get("id"), error)
         return None

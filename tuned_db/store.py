@@ -16,6 +16,7 @@ from typing import Self
 from flashtune.errors import InvalidInput, StoreError
 
 from .arrivals import Arrival, log, next_number
+from .dates import check_ahead, latest
 from .limits import check, settled
 from .opening import File, fit_journal, open_file, path_of_file
 from .reading import Reader
@@ -117,9 +118,11 @@ class Store(Reader):
     def add_parts(self, parts: Iterable[Sequence[Measurement]], arrival: Arrival | None = None) -> Stored:
         """:meth:`add` for checked and settled measurements in parts, of which one is held at a time: all or none.
 
-        Those that were removed here (`gc.py`) are passed over.
+        Those that were removed here (`gc.py`) are passed over. A new one of a later date than `dates.latest` raises
+        `InvalidInput`.
         """
         count = removed = 0
+        last = latest()
         with self.place.writing() as connection:
             number = None if arrival is None else next_number(connection)
             writer = Writer(connection, number)
@@ -132,6 +135,7 @@ class Store(Reader):
                     if known.get(each.id, each) != each or new.get(each.id, each) != each:
                         raise InvalidInput(f"measurement {each.id} is already in {self.place} with other values")
                     if each.id not in known and each.id not in gone:
+                        check_ahead(each.created, last)
                         new[each.id] = each
                 writer.measurements(new.values())
                 count += len(new)

@@ -17,6 +17,7 @@ from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput
 
 from .arrivals import Arrival, Kind
+from .dates import latest
 from .exchange import parse_line
 from .gate import Unreadable, measurement_from_json
 from .limits import check, settled
@@ -33,7 +34,7 @@ def carry(source: Store, target: Store, progress: Progress = lambda text: None) 
     """Adds the measurements of ``source`` that ``target`` lacks, all or none; ``progress`` hears how far it is.
 
     Raises `InvalidInput` where both have a row under one id with different values; nothing is added then. Rows that
-    this version can't read are passed over. Predictions stay where they were made.
+    this version can't read, or of a date that is yet to come, are passed over. Predictions stay where they were made.
     """
     settings.author()  # a name that can't be stored would fail at the very end
     with tempfile.TemporaryFile(prefix="flashtune-") as missing:
@@ -54,6 +55,7 @@ class _Comparison:
     def __init__(self, source: Store, target: Store, missing: IO[bytes], progress: Progress) -> None:
         self.known = self.missing = self.removed = 0
         self.unreadable = Unreadable()
+        self._last = latest()
         with source.snapshot() as ours, target.snapshot() as theirs:
             total, done = ours.count(), 0
             for chunk in ours.fingerprints():
@@ -72,7 +74,7 @@ class _Comparison:
         wanted = ours.by_id([*suspects, *(each for each in chunk if each not in there and each not in gone)])
         counterparts = theirs.by_id(suspects)
         for name, record in wanted.items():
-            if record is None:
+            if record is None or (name not in counterparts and record.created > self._last):
                 self.unreadable.rows += 1
             elif name not in counterparts:
                 missing.write(canonical(to_json(check(settled(record)))).encode() + b"\n")

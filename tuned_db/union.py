@@ -18,12 +18,13 @@ from flashtune.errors import InvalidInput, StoreError
 from flashtune.files import is_stream, open_regular, shown_path
 
 from .arrivals import Arrival
-from .exchange import Header, read_export, read_header, write_export
+from .dates import check_ahead, latest
+from .exchange import Export, Header, read_export, read_header, write_export
 from .files import MAGIC
 from .gate import Unreadable
 from .opening import File
 from .records import Measurement
-from .rows import read_measurement
+from .rows import pass_over, read_measurement
 from .store import Store
 
 
@@ -59,10 +60,27 @@ def add_file(
     settings.author()  # a name that can't be stored would fail at the very end
     export = read_export(path, skip_invalid=skip_invalid)
     signer = check(export.header)
+    wanted = _dated(store, path, export, skip_invalid)
     arrival = Arrival(kind="import", source=export.header.origin, digest=export.header.digest, signer=signer)
-    stored = store.add(export.measurements, arrival)
-    known = len(export.measurements) - stored.new - stored.removed
+    stored = store.add(wanted, arrival)
+    known = len(wanted) - stored.new - stored.removed
     return Added(stored.new, known, stored.removed, export.refused)
+
+
+def _dated(store: Store, path: Path, export: Export, skip_invalid: bool) -> list[Measurement]:
+    """The rows of ``export`` without those that are new here and of a date that is yet to come."""
+    last, wanted = latest(), []
+    there = store.by_id([each.id for each in export.measurements if each.created > last])
+    for each in export.measurements:
+        try:
+            if each.id not in there:
+                check_ahead(each.created, last)
+            wanted.append(each)
+        except InvalidInput as error:
+            if not skip_invalid:
+                raise InvalidInput(f"{shown_path(path)}, measurement {each.id}: {error}") from error
+            export.refused.add(f"{shown_path(path)}, measurement {each.id}", error)
+    return wanted
 
 
 def add_database(store: Store, path: Path) -> Added:
@@ -89,6 +107,7 @@ def _compared(store: Store, other: Store) -> tuple[list[Measurement], Added]:
     compares again. A row that is stored here in the same spelling is the same, whatever this version makes of it.
     """
     new, known, removed, refused = [], 0, 0, Unreadable()
+    last = latest()
     for rows in other.rows():
         ids = [row._mapping["id"] for row in rows]
         own, gone = store.rows_with_ids(ids), store.removed(ids)
@@ -101,7 +120,9 @@ def _compared(store: Store, other: Store) -> tuple[list[Measurement], Added]:
                 removed += 1
                 continue
             try:
-                new.append(read_measurement(row))
+                record = read_measurement(row)
+                check_ahead(record.created, last)
+                new.append(record)
             except InvalidInput as error:
                 refused.add(f"{shown_path(other.path)}, table measurement, id {shown(row._mapping['id'])}", error)
     return new, Added(0, known, removed, refused)
@@ -112,6 +133,7 @@ def export_database(
 ) -> int:
     """Writes the measurements of ``store``, of one GPU model if ``gpu_key`` is given, and returns how many.
 
+    Rows that can't be read, or are of a date that is yet to come, are passed over; `rows.count_unreadable` counts them.
     ``sign`` is called with the header of what was written. Replaces an export at ``path``, and writes to a pipe or to
     standard output without a look at it; any other file there raises `InvalidInput`.
     """
@@ -119,9 +141,16 @@ def export_database(
         raise InvalidInput(
             f"{shown_path(path)} exists and is no flashtune export: it is left as it is, choose another name"
         )
-    rows = store.measurements(gpu_key=gpu_key)
+    last, rows = latest(), []
+    for each in store.measurements(gpu_key=gpu_key):
+        try:
+            check_ahead(each.created, last)  # whoever imports it would refuse all of the file
+            rows.append(each)
+        except InvalidInput as error:
+            pass_over(each.id, error)
     if not rows:
-        raise InvalidInput(f"there are no measurements{' of that GPU' if gpu_key else ''} in {store.place}")
+        of = " of that GPU" if gpu_key else ""
+        raise InvalidInput(f"there are no measurements{of} in {store.place} that can be written. flashtune db check")
     sign(write_export(rows, path, origin=store.origin))
     return len(rows)
 

@@ -112,12 +112,15 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
       flashtune db export h100.jsonl --sign mine.pem
     """
     from .codegen.gpu import gpu_by_alias
+    from .tuned_db.rows import count_unreadable
     from .tuned_db.union import export_database
 
     target = gpu_by_alias(gpu) if gpu is not None else None
     sign, public = _signing(file, key)
-    with _existing(database) as store:
+    with _existing(database) as store, count_unreadable() as passed:
         count = export_database(store, file, gpu_key=target.key if target else None, sign=sign)
+    if passed.rows:
+        click.echo(f"{_counted(passed.rows, 'row')} passed over, which nobody could read: flashtune db check", err=True)
     of = f", all of {target}" if target else ""
     click.echo(f"{count} measurements written to {shown_path(file)}{of}", err=is_stream(file))
     if public:
