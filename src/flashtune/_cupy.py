@@ -30,7 +30,6 @@ class CupyArrays(GpuArrays):
         self._ascontiguousarray = cupy.ascontiguousarray
         self._current_stream = cupy.cuda.get_current_stream
         self._context = layer.context
-        self._errors = layer.errors
         self._knows_contiguous = hasattr(cupy.ndarray, "_c_contiguous")
         """Whether an array says so for a quarter of what its strides cost."""
         self._recent: tuple[tuple[Any, ...], Ready | None] = ((), None)
@@ -88,7 +87,7 @@ class CupyArrays(GpuArrays):
                 ready.launch(q_address, k_address, v_address, out_address, lse.data.ptr, stream)
                 return out, lse
             ready.launch(q_address, k_address, v_address, out_address, 0, stream)
-        except self._errors as error:  # the allocator's: a launch raises its own
+        except self.layer.errors as error:  # the allocator's: a launch raises its own
             raise LaunchError.of(f"memory for the result of attention() on cuda:{ready.device}", error) from error
         return out
 

@@ -37,7 +37,8 @@ class Layer(Protocol):
     context: Callable[[], int]
     """The calling thread's current CUDA context (0 if there is none): asked on each warm call."""
     errors: tuple[type[Exception], ...]
-    """What the library raises where CUDA refuses something; users get :meth:`LaunchError.of` it."""
+    """What array libraries raise where CUDA refuses something, a lack of memory aside; each adds its own. Users get
+    :meth:`LaunchError.of` it."""
 
     def guard(self, device: int) -> AbstractContextManager[None]:
         """Makes ``device`` and its context current for a block, and restores what was current before.
@@ -93,7 +94,10 @@ class CudaLayer:
             raise LaunchError.of(f"cuda:{device}", error) from error
 
     def current_device(self) -> int:
-        device: int = self._runtime.getDevice()
+        try:
+            device: int = self._runtime.getDevice()
+        except self.errors as error:
+            raise LaunchError.of("the current CUDA device", error) from error
         return device
 
     def gpu(self, device: int) -> Gpu:

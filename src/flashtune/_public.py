@@ -10,7 +10,7 @@ from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.plan import Plan
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import shown
-from flashtune.errors import InvalidInput, InvalidType
+from flashtune.errors import InvalidInput, InvalidType, LaunchError
 
 from ._arrays import forget
 
@@ -229,4 +229,7 @@ def _gpu(gpu: Gpu | str | None) -> Gpu:
     from flashtune.codegen.device import gpu_of_device, require_device
 
     require_device()
-    return gpu_of_device(runtime.getDevice())
+    try:
+        return gpu_of_device(runtime.getDevice())
+    except runtime.CUDARuntimeError as error:
+        raise LaunchError.of("the current CUDA device", error) from error

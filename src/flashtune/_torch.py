@@ -59,6 +59,8 @@ class TorchArrays(GpuArrays):
         self._dtypes = {getattr(torch, name): name for name in DTYPES}
         self._stream = _current_stream(torch)
         self._context = layer.context
+        if refused := getattr(torch, "AcceleratorError", None):
+            layer.errors = (*layer.errors, refused)
 
     def call(self, q: Any, k: Any, v: Any, out: Any, options: Options) -> Any:
         recent = self._recent
@@ -127,14 +129,17 @@ class TorchArrays(GpuArrays):
 
     def _launch(self, ready: Ready, q: Any, q_at: int, k_at: int, v_at: int, return_lse: bool, out: Any = None) -> Any:
         """Of a call that needs no copy, in the context of ``ready``."""
-        if out is None:
-            out = self._empty(ready.shape, ready.out_strides, q.dtype)
-        stream = self._stream(ready.device)
-        if return_lse:
-            lse = self._empty(ready.lse_shape, ready.lse_strides, self._float32)
-            ready.launch(q_at, k_at, v_at, out.data_ptr(), lse.data_ptr(), stream)
-            return out, lse
-        ready.launch(q_at, k_at, v_at, out.data_ptr(), 0, stream)
+        try:
+            if out is None:
+                out = self._empty(ready.shape, ready.out_strides, q.dtype)
+            stream = self._stream(ready.device)
+            if return_lse:
+                lse = self._empty(ready.lse_shape, ready.lse_strides, self._float32)
+                ready.launch(q_at, k_at, v_at, out.data_ptr(), lse.data_ptr(), stream)
+                return out, lse
+            ready.launch(q_at, k_at, v_at, out.data_ptr(), 0, stream)
+        except self.layer.errors as error:  # the allocator's: a launch raises its own
+            raise LaunchError.of(f"memory for the result of attention() on cuda:{ready.device}", error) from error
         return out
 
     def _guarded(

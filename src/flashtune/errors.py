@@ -77,11 +77,15 @@ class LaunchError(FlashtuneError, RuntimeError):
 
     @classmethod
     def of(cls, what: str, error: Exception) -> LaunchError:
-        """The error for ``what``, which CUDA refused; ``error`` is CuPy's. `ContextLost` where that is for good."""
-        if getattr(error, "status", None) not in STICKY:
-            return LaunchError(f"{what}: {error}")
+        """The error for ``what``, which CUDA refused; a `ContextLost` where it will refuse all from now on.
+
+        ``error`` is CuPy's or torch's.
+        """
+        said = str(error).partition("\n")[0]  # torch adds general advice
+        if getattr(error, "status", getattr(error, "error_code", None)) not in STICKY:
+            return LaunchError(f"{what}: {said}")
         return ContextLost(
-            f"{what}: {error}. An earlier kernel, of flashtune or of other code, or the card itself has broken the "
+            f"{what}: {said}. An earlier kernel, of flashtune or of other code, or the card itself has broken the "
             "CUDA context: nothing can run on the GPU in this process any more. Start a new process; "
             "compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, shows the kernel"
         )

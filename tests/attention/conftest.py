@@ -33,7 +33,7 @@ def fakes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture(params=["torch", "cupy"])
 def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     """Each fake library on the real device layer and a fake CUDA, of which it asks for all memory anew."""
-    pytest.importorskip("cupy", reason="CuPy is not installed")
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
     from fake_cuda import FakeCuda
 
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
@@ -41,7 +41,10 @@ def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     allocate = fake_arrays.allocate
 
     def asked(shape: tuple[int, ...], dtype: Any) -> Any:
-        cuda.unsafe("malloc")
+        try:
+            cuda.unsafe("malloc")
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise (fake_arrays.FakeAcceleratorError(error.status) if request.param == "torch" else error) from None
         return allocate(shape, dtype)
 
     monkeypatch.setattr(fake_arrays, "allocate", asked)

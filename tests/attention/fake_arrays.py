@@ -67,6 +67,14 @@ class FakeTensor:
 class FakeParameter(FakeTensor): ...
 
 
+class FakeAcceleratorError(RuntimeError):
+    """What torch raises where CUDA refuses something."""
+
+    def __init__(self, error_code: int) -> None:
+        super().__init__(f"CUDA error: {error_code}\nCompile with TORCH_USE_CUDA_DSA to enable assertions.\n")
+        self.error_code = error_code
+
+
 class FakeGuards:
     """torch's TensorGuards. ``mode`` stands for the dispatch keys, which inference mode changes."""
 
@@ -137,6 +145,7 @@ class Fakes:
                 Tensor=FakeTensor,
                 nn=SimpleNamespace(Parameter=FakeParameter),
                 strided="strided",
+                AcceleratorError=FakeAcceleratorError,
                 autograd=SimpleNamespace(forward_ad=self.forward_ad),
                 is_grad_enabled=lambda: self.grad,
                 empty_strided=self._empty_strided,

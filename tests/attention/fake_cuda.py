@@ -65,7 +65,7 @@ class FakeCuda:
         self.loads = 0
         runtime = SimpleNamespace(
             CUDARuntimeError=cupy_runtime.CUDARuntimeError,
-            getDevice=lambda: self.device,
+            getDevice=self.get_device,
             setDevice=self.set_device,
             driverGetVersion=lambda: self.version,
             streamIsCapturing=self.is_capturing,
@@ -108,6 +108,10 @@ class FakeCuda:
         return self.captures.pop(stream)
 
     # Calls
+
+    def get_device(self) -> int:
+        self.must_work("getDevice")
+        return self.device
 
     def set_device(self, device: int) -> None:
         self.must_work("setDevice")

