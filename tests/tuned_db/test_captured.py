@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -115,7 +116,7 @@ def test_a_full_file_grows_no_further(
     assert "is full" in warning.getMessage()
 
 
-@pytest.mark.parametrize("kind", ["address", "directory", "pipe"])
+@pytest.mark.parametrize("kind", ["address", "directory", "pipe", "link"])
 def test_a_place_that_can_not_be_written_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
@@ -125,6 +126,10 @@ def test_a_place_that_can_not_be_written_is_one_warning(
     elif kind == "pipe":
         place = str(tmp_path / "pipe")
         os.mkfifo(place)
+    elif kind == "link":  # of somebody else, in a folder for all
+        place = str(tmp_path / "link")
+        (tmp_path / "mine").write_text("mine\n")
+        Path(place).symlink_to("mine")
     monkeypatch.setenv("FLASHTUNE_CAPTURE", place)
     with caplog.at_level(logging.WARNING, "flashtune"):
         capture(ONE, KEY)
@@ -132,3 +137,85 @@ def test_a_place_that_can_not_be_written_is_one_warning(
     assert len(caplog.records) == 1
     assert "not captured" in caplog.text
     assert "secret" not in caplog.text
+    assert kind != "link" or (tmp_path / "mine").read_text() == "mine\n"
+
+
+TORN = '{"gpu":"9.0a/h2'
+
+
+def test_a_torn_line_spoils_no_other(path: Path) -> None:
+    """F16: the next problem was a part of that line, and its process never wrote it again."""
+    capture(ONE, KEY)
+    with path.open("a") as file:
+        file.write(TORN)
+    capture(TWO, KEY)
+    capture(ONE, "another")
+    assert path.read_text().count("\n") == 4
+    assert read_captured(path) == ([Captured(KEY, ONE, 1), Captured(KEY, TWO, 1), Captured("another", ONE, 1)], 1)
+
+
+def test_a_line_that_was_written_in_part_is_noticed_and_written_again(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F16: by a limit on the size of files, which cuts a write short as a full disk does."""
+    resource = pytest.importorskip("resource", reason="needs limits of the system")
+    capture(ONE, KEY)
+    size = path.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, hard))
+    try:
+        capture(TWO, KEY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.stat().st_size == size + 20
+    assert "only a part of a line could be written" in caplog.text
+    assert str(path) in caplog.text
+    capture(TWO, KEY)
+    assert read_captured(path) == ([Captured(KEY, ONE, 1), Captured(KEY, TWO, 1)], 1)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o022])
+def test_the_file_is_for_its_user_alone(path: Path, mask: int) -> None:
+    """F16; one that the user has made for others stays so."""
+    before = os.umask(mask)
+    try:
+        capture(ONE, KEY)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o664)
+    capture(TWO, KEY)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664
+
+
+def test_whatever_goes_wrong_the_caller_does_not_notice(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F16."""
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(captured, "_append", fails)
+    capture(ONE, KEY)
+    assert "not captured" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_captured_problems_are_read_from_a_file_alone(tmp_path: Path, kind: str) -> None:
+    """m3."""
+    path = tmp_path / "it"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(InvalidInput, match=f"^file of captured problems {path} is a {kind}, not a file$"):
+        read_captured(path)
+
+
+def test_more_than_is_ever_captured_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "FILE_LIMIT", 100)
+    path.parent.mkdir()
+    path.write_bytes(b"\n" * 201)
+    with pytest.raises(InvalidInput, match="has more than 200 bytes"):
+        read_captured(path)

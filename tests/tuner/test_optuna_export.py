@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import os
+import sqlite3
+import stat
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 from click.testing import CliRunner
+from command_line import run as call
 from optuna.trial import TrialState
 from tuner_fakes import GPU, FakeBench, problem, run
 
+from flashtune import files
 from flashtune.cli import main
 from flashtune.codegen.config import Config
 from flashtune.errors import InvalidInput
+from flashtune.tuned_db.records import new_id
 from flashtune.tuned_db.store import Store
+from flashtune.tuner import optuna_export
 from flashtune.tuner.optuna_export import export_studies
 from flashtune.tuner.trial import Outcome
 
@@ -131,3 +141,61 @@ def test_the_command_says_what_it_wrote_and_how_to_look_at_it(
 def trials(database: Path) -> int:
     with Store.open(database, readonly=True) as store:
         return len(store.measurements())
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """m5: it was a page of SQL, its parameters and a link to SQLAlchemy."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setenv("FLASHTUNE_DB", str(measured))
+    said = call("export-optuna", tmp_path / "x.db", code=1).stderr.splitlines()[-1]
+    assert said == f"Error: {os.strerror(errno.ENOSPC)}: {tmp_path / 'x.db'}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_optuna_can_not_store_is_one_line_without_sql(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """m5."""
+
+    def small(*words: Any, **options: Any) -> sqlite3.Connection:
+        made = connect(*words, **options)
+        made.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 700)  # of a text: enough for tables and names, not for configs
+        return made
+
+    connect = sqlite3.connect
+    with Store.open(measured, readonly=True) as store:
+        wide = dataclasses.replace(store.measurements()[0], id=new_id(), status="failed", message="é" * 500)
+    with Store.open(tmp_path / "tuned.db") as store:
+        store.record(wide)
+    monkeypatch.setattr(
+        optuna_export.sqlite3,
+        "connect",
+        lambda *words, **options: (small if ":memory:" in words else connect)(*words, **options),
+    )
+    said = call("export-optuna", tmp_path / "x.db", "--db", tmp_path / "tuned.db", code=1).stderr.splitlines()[-1]
+    assert said == f"Error: {tmp_path / 'tuned.db'} can't be exported: string or blob too big"
+    assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002])
+def test_it_is_for_others_as_the_umask_says(measured: Path, tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        export_studies(measured, tmp_path / "x.db")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x.db").stat().st_mode) == 0o666 & ~mask
+
+
+def test_links_in_the_folder_lead_nowhere(measured: Path, tmp_path: Path) -> None:
+    """C3."""
+    (tmp_path / "x.db").symlink_to(tmp_path / "mine")
+    with pytest.raises(InvalidInput, match="never overwritten"):
+        export_studies(measured, tmp_path / "x.db")
+    assert not (tmp_path / "mine").exists()

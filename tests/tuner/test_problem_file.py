@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import run
 
+import flashtune
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput, MissingDependency
 from flashtune.tuner.problem_file import FILE_LIMIT, MAX_PROBLEMS, problem_from_fields, read_problem_file
@@ -162,3 +167,56 @@ def test_bytes_that_are_no_text_and_files_that_can_not_be_read_are_refused(tmp_p
         read_problem_file(path)
     with pytest.raises(InvalidInput, match=f"^file of problems {tmp_path} is a folder, not a file$"):
         read_problem_file(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
+def test_only_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """m3: a pipe that nobody writes to was waited for."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("/dev/zero" if kind == "device" else "it")
+    with socket.socket(socket.AF_UNIX) as listener:
+        match kind:
+            case "pipe":
+                os.mkfifo(path)
+            case "socket":
+                listener.bind(str(path))
+            case "folder":
+                path.mkdir()
+        with pytest.raises(InvalidInput, match=f"^file of problems {path} is a {kind}, not a file$"):
+            read_problem_file(path)
+
+
+DIGEST = ["db", "digest", "--gpu", "h100", "--problems"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    ['"$@" - < mine.json', 'cat mine.json | "$@" -', 'cat mine.json | "$@" /dev/stdin', '"$@" /dev/fd/7 7< mine.json'],
+)
+def test_problems_may_come_from_what_the_user_has_opened(tmp_path: Path, script: str) -> None:
+    """m3: standard input, and what shells make of ``<(...)``."""
+    written(tmp_path, [SHORT])
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1]), "FLASHTUNE_DB": "none.db"}
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable, "-m", "flashtune", *DIGEST],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    named = run(*DIGEST, tmp_path / "mine.json").stdout
+    assert done.stdout == named
+
+
+def test_what_is_wrong_with_standard_input_is_said_of_it() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "flashtune", *DIGEST, "-"],
+        env=environment, capture_output=True, text=True, check=False, input="[{}]",
+    )  # fmt: skip
+    assert done.stderr.startswith("Error: /dev/stdin, problem 1 of 1: head_dim, heads")
+
+
+def test_text_of_the_file_moves_no_cursor(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    with pytest.raises(InvalidInput) as caught:
+        read_problem_file(written(tmp_path, "- !\u202egnp.\u2066 x\n", "mine.yaml"))
+    assert str(caught.value).isprintable()
