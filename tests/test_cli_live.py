@@ -8,6 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from flashtune._cli_live import TuneView
+from flashtune._cli_tables import SafeConsole
 from flashtune.codegen.problem import Problem
 from flashtune.tuner.budget import Budget
 from flashtune.tuner.report import Progress
@@ -26,7 +27,7 @@ class Clock:
 
 
 def screen(*, terminal: bool, width: int = 100) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=width, highlight=False, color_system=None)
+    return SafeConsole(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None)
 
 
 def drawn(view: TuneView, width: int = 100) -> list[str]:

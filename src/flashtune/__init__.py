@@ -6,10 +6,10 @@ call with arrays in device memory.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # of typing, which is not imported: the command line can't catch a Ctrl-C before this has run
 if TYPE_CHECKING:
+    from typing import Any
+
     from . import errors as errors
     from ._attention import attention as attention
     from ._public import choices_digest as choices_digest
@@ -35,6 +35,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     if name == "errors":
         return importlib.import_module("flashtune.errors")
     if name == "__version__":

@@ -76,12 +76,12 @@ def print_left(out: Console, capture: Capture, left: Sequence[Captured]) -> None
     """What is tuned of the captured problems, and what is not."""
     tuned = len(capture.mine) - len(left)
     words = f"Captured for {capture.gpu}: {len(capture.mine)} problems, {tuned} of them tuned"
-    out.print(words + (f", {len(left)} left without a measurement:" if left else "."), markup=False)
+    out.print(words + (f", {len(left)} left without a measurement:" if left else "."))
     for each in left:
         asked = "1 process" if each.count == 1 else f"{each.count} processes"
-        out.print(f"  {each.problem} (asked for by {asked})", markup=False)
+        out.print(f"  {each.problem} (asked for by {asked})")
     if capture.others:
         listed = ", ".join(f"{count} for {key}" for key, count in capture.others.items())
-        out.print(f"Captured for other GPUs: {listed}. Tune them there, or predict with --gpu.", markup=False)
+        out.print(f"Captured for other GPUs: {listed}. Tune them there, or predict with --gpu.")
     if capture.strange:
-        out.print(f"{capture.strange} lines of {capture.file} could not be read and were passed over.", markup=False)
+        out.print(f"{capture.strange} lines of {capture.file} could not be read and were passed over.")

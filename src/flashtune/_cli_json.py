@@ -33,7 +33,8 @@ def report_json(
     ``seconds``             how long the run took
     ``tried``               configs measured, or compiled where nothing was measured; one that problems share is one
     ``interrupted``         true after Ctrl-C; the exit code is then 130, and see `interrupted_json`
-    ``stopped``             why the run ended early otherwise, or null; the exit code is then 1
+    ``stopped``             why the run ended early otherwise, or null; the exit code is then 1, and also where a
+                            problem has no ``config``
     ``note``                what else is to be said, or null
     ``rejected``            configs that are not legal, once for problems that differ in sizes alone: {reason: count}
     ``failed``              configs that were tried and failed: {status: count}
@@ -63,6 +64,8 @@ def report_json(
     ``next_best``           another config, as ``config``
     ``next_ratio``          time of the next best relative to the chosen
     ``tried``, ``known``    configs tried in this run, and known from earlier ones
+    ``failure``             what most of the configs that failed have failed of: ``status``, ``count``, ``message`` (the
+                            compiler's first line, say), ``source`` (path of a refused source, or null); or null
     ======================  ============================================================================
     """
     document = {
@@ -161,6 +164,7 @@ def _row(row: Row) -> dict[str, Any]:
         "next_ratio": row.next_ratio,
         "tried": row.tried,
         "known": row.known,
+        "failure": row.failure and {**dataclasses.asdict(row.failure), "source": row.failure.source or None},
     }
 
 

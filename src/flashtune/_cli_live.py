@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +13,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from ._cli_output import safe_output
 
 if TYPE_CHECKING:
     from .tuner.budget import Budget
@@ -37,21 +40,21 @@ class TuneView:
         self._heard = clock()
         self._clock_mhz: float | None = None
         self._tenth = -1
-        self._live: Live | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         if self.screen.is_terminal:
-            self._live = Live(
-                get_renderable=self.view, console=self.screen, refresh_per_second=REFRESHES, transient=True
-            )
-            self._live.start()
+            live = Live(get_renderable=self.view, console=self.screen, refresh_per_second=REFRESHES, transient=True)
+            self._stack.enter_context(
+                live
+            )  # it takes what others print for text with codes, and prints it above itself
+            self._stack.enter_context(safe_output())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._stack.close()
 
     def show(self, progress: Progress) -> None:
         """Takes the news of a run; drawing is up to the next refresh."""
@@ -61,7 +64,7 @@ class TuneView:
         tenth = int(10 * progress.done)
         if not self.screen.is_terminal and tenth > self._tenth:
             self._tenth = tenth
-            self.screen.print(self._line(progress), markup=False, soft_wrap=True)
+            self.screen.print(self._line(progress), soft_wrap=True)
 
     def view(self) -> Group:
         """The lines of the terminal as of now."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from ._cli_output import safe
 
 if TYPE_CHECKING:
     from .codegen.config import Config
@@ -18,10 +23,24 @@ PLAIN_WIDTH = 200
 TOP_REASONS = 6
 
 
-def console() -> Console:
-    """Standard output; colours and width as the terminal has them."""
-    plain = Console(highlight=False)
-    return plain if plain.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+class SafeConsole(Console):
+    """A console that takes no text for markup, and shows control characters in it as escapes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, markup=False, emoji=False, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for each in super().render(renderable, options):
+            yield each if each.control else Segment(safe(each.text), each.style)
+
+
+def console(*, is_error: bool = False) -> Console:
+    """Standard output or error; colours and width as the terminal has them."""
+    stream = sys.stderr if is_error else sys.stdout
+    made = SafeConsole(file=getattr(stream, "styled", stream), stderr=is_error)
+    if not made.is_terminal:
+        made.width = PLAIN_WIDTH
+    return made
 
 
 def table(*headings: str, title: str | None = None) -> Table:
@@ -74,6 +93,8 @@ def print_report(out: Console, report: Report, database: str) -> None:
         out.print(f"Not legal for these problems: {_counted(report.rejected)}")
     if report.failed:
         out.print(f"Tried and failed: {_counted(report.failed)}")
+    for line in _without_config(report):
+        out.print(line, soft_wrap=True)  # it has a path to be copied
     if report.blocklisted:
         out.print(f"Blocklisted, since they have cost two workers: {report.blocklisted}")
     if report.flagged:
@@ -86,6 +107,16 @@ def print_report(out: Console, report: Report, database: str) -> None:
         out.print("Interrupted: all results up to here are stored. Run the same command again to go on.")
     if report.stopped:
         out.print(f"Stopped: {report.stopped}")
+
+
+def _without_config(report: Report) -> list[str]:
+    """How many problems got nothing, and of what most of their configs have failed."""
+    without = [row for row in report.rows if row.config is None]
+    if report.interrupted or not without:
+        return []
+    failures = Counter(row.failure for row in without if row.failure)
+    lines = [f"  {failure}" for failure, _ in failures.most_common(TOP_REASONS)]
+    return [f"Nothing was found for {len(without)} of {len(report.rows)} problems{':' if lines else '.'}", *lines]
 
 
 def _cells(row: Row) -> tuple[str, ...]:

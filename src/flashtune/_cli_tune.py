@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from ._cli_captured import Capture, print_left, read_capture
+from ._cli_group import FAILED, INTERRUPTED
 from ._cli_json import captured_json, report_json
 from ._cli_live import TuneView
 from ._cli_tables import config_text, console, print_report
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from .codegen.problem import Problem
     from .tuner.report import Report
     from .tuner.shared import Shared
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 def run_tune(
@@ -65,7 +61,7 @@ def run_tune(
         check_shareable(problems)
     unheard = contextlib.redirect_stdout(io.StringIO()) if ray else contextlib.nullcontext()
     # Ray prints a page for each worker that dies to standard output, which is for the report: the log has a line of it.
-    with TuneView(Console(stderr=True, highlight=False), limit) as view, unheard:
+    with TuneView(console(is_error=True), limit) as view, unheard:
         report = tune(
             problems,
             gpu,
@@ -86,10 +82,10 @@ def run_tune(
     _print(report, path, capture, shared, as_json)
     if share and not shared:
         click.echo("No config is known for all of the problems yet, so none is shared: search longer.", err=True)
-    if report.stopped:
-        sys.exit(1)
     if report.interrupted:
-        sys.exit(INTERRUPTED)
+        raise click.exceptions.Exit(INTERRUPTED)
+    if report.stopped or any(row.config is None for row in report.rows):
+        raise click.exceptions.Exit(FAILED)
 
 
 def _check_served(file: Path, problems: Sequence[Problem], gpu: Gpu, families: Collection[str] | None) -> None:
@@ -113,7 +109,7 @@ def _print(report: Report, database: Path, capture: Capture | None, shared: Shar
         try:
             click.echo(document, nl=False)
         except KeyboardInterrupt:  # what is written can't be taken back, and a second document must not follow it
-            sys.exit(INTERRUPTED)
+            raise click.exceptions.Exit(INTERRUPTED) from None
         return
     out = console()
     if report.rows:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ._cli_group import FAILED, INTERRUPTED
 from ._cli_options import database_option, devices_option, problem_from, problem_options, take_problem
 
 if TYPE_CHECKING:
     from .tuned_db.trust import Claim
     from .tuner.report import Progress
     from .tuner.verify import Verification, Verified
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 @click.command()
@@ -57,9 +54,9 @@ def verify(
     )  # fmt: skip
     print_verification(found)
     if found.interrupted:
-        sys.exit(INTERRUPTED)
+        raise click.exceptions.Exit(INTERRUPTED)
     if found.stopped or found.count("not reproduced") or not found.count("reproduced"):
-        sys.exit(1)
+        raise click.exceptions.Exit(FAILED)
 
 
 def print_verification(found: Verification) -> None:

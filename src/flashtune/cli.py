@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +11,7 @@ import click
 from ._cli_db import db
 from ._cli_emulate import emulate
 from ._cli_export import export_optuna
+from ._cli_group import Commands
 from ._cli_noise import noise
 from ._cli_options import (
     budget_options,
@@ -31,51 +28,9 @@ from ._cli_options import (
 )
 from ._cli_problems import asked_problems, source_options
 from ._cli_verify import verify
-from .errors import FlashtuneError
 
 if TYPE_CHECKING:
     from .codegen.problem import Problem
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
-
-
-class _Commands(click.Group):
-    """Turns errors raised on purpose, and those of files, into one line and exit code 1; Ctrl-C into one and 130."""
-
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
-        if args is None:  # those of the process, which is then ours alone
-            from .codegen.cuda import own_process
-
-            own_process()
-        return super().main(args, *rest, **options)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            result = super().invoke(ctx)
-            if sys.stdout is not None:  # it is None where the shell closed it
-                sys.stdout.flush()
-            return result
-        except KeyboardInterrupt:  # click would call it aborted, with exit code 1
-            # One that arrived in an exec() of text, as imports do for dataclasses, is remembered under python -m, which
-            # then ends by the signal and not by the exit code. The next exec() makes it forget.
-            exec("")
-            click.echo("Interrupted.", err=True)
-            ctx.exit(INTERRUPTED)
-        except FlashtuneError as error:
-            raise click.ClickException(str(error)) from error
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of a pipe has seen enough; click ends quietly
-                raise
-            if error.filename is None:
-                _drop_output()
-            raise click.ClickException(f"{error.strerror}: {error.filename or 'the output'}") from error
-
-
-def _drop_output() -> None:
-    """Sends what is still in the buffer nowhere: Python would fail on it again at its end, with an exit code of 120."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # not a file, as under a test runner, or closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -87,7 +42,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 
 
 @click.group(
-    cls=_Commands,
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command explains itself with examples: flashtune tune --help",
 )
@@ -161,6 +116,8 @@ def tune(
     With the GPU at hand, candidates are checked for correctness and timed, on all GPUs of that model side by side.
     Without it they are compiled for it and ranked by a model, and nothing is called measured. Ctrl-C keeps what was
     found; the same command goes on later.
+
+    The exit code is 0 if each problem has got a config, 1 if one has none or the run could not go on, 130 after Ctrl-C.
 
     \b
     Examples:
