@@ -52,8 +52,8 @@ def attention(
 
     The first call with new shapes, strides, dtypes or options validates, looks the kernel up and loads it; 4096 such
     kinds of call are remembered per array library, the oldest are forgotten. Later calls cost microseconds. Both can be
-    captured in a CUDA graph, a first one with a driver of CUDA 12.3 or newer; neither disturbs a capture in another
-    thread.
+    captured in a CUDA graph, a first one with a driver of CUDA 12.3 or newer, and a first call leaves a capture in
+    another thread alone.
 
     Returns:
         The output, (batch, seqlen_q, num_heads, head_dim_v) in the layout of q, contiguous unless ``out`` is given;

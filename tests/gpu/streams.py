@@ -87,7 +87,7 @@ def capture(library: Any, stream: Stream, mode: str = "") -> Iterator[list[Calla
             yield replay
         finally:
             graph = stream.stream.end_capture()
-    replay.append(lambda: graph.launch(stream.stream))
+    replay.append(lambda: graph.launch(stream=stream.stream))
 
 
 def address(library: Any, array: Any) -> int:
