@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from hypothesis import strategies as st
 
 from flashtune.codegen.family import family
 from flashtune.codegen.problem import Problem
+from flashtune.tuned_db.limits import MESSAGE_LIMIT, NUMBERS, TEXTS
 from flashtune.tuned_db.records import STAGES, STATUSES, THROTTLES, Measurement
 
 GPUS = (("9.0a/h200/132sm/smem232448/l2-62914560/141gb", "h200"), ("8.0/x", "name of ä card"), ("12.0a/b/ü/c", "数"))
@@ -109,3 +111,30 @@ def measurements(draw: st.DrawFn) -> Measurement:
 def sets_of_rows(most: int = 5) -> st.SearchStrategy[list[Measurement]]:
     """No two under one id."""
     return st.lists(measurements(), max_size=most, unique_by=lambda each: each.id)
+
+
+_LONGEST = "a", "\u00e9", '"', "\\", "\U00010380"
+"""Letters that take one byte to twelve as JSON."""
+_SHORT = {"nvrtc": 60, "cupy": 60, "flashtune": 60}
+"""Texts that are shorter than others may be, of letters that take one byte."""
+
+
+@st.composite
+def extremes(draw: st.DrawFn) -> Measurement:
+    """At the limits of what a row may hold, as `limits` has them: texts as long, numbers as large as allowed."""
+    _, _, shared, _ = TEXTS[Measurement]
+    letters = st.sampled_from(_LONGEST)
+    changes: dict[str, Any] = {name: draw(letters) * 200 for name in shared if name not in (*_SHORT, "gpu_key")}
+    changes |= {name: "v" * length for name, length in _SHORT.items()}
+    changes["gpu_key"] = f"99.9z/{draw(st.integers(0, 999)):03}{draw(letters) * 191}"
+    changes["gpu_name"] = changes["gpu_key"][6:]
+    for name, types, low, high, _ in NUMBERS[Measurement][1]:
+        ends = [low, high, *((low / 3 + high / 7, low * 1.1 + 1e-9) if float in types else ())]
+        changes[name] = draw(st.sampled_from([types[-1](each) for each in ends]))
+    low, middle, high = sorted(changes[name] for name in ("ratio_low", "paired_ratio", "ratio_high"))
+    changes |= {"ratio_low": low, "paired_ratio": middle, "ratio_high": high}
+    changes["message"] = draw(letters | st.just("\n")) * MESSAGE_LIMIT
+    changes["throttle"] = ",".join(draw(st.permutations(tuple(THROTTLES))))
+    return dataclasses.replace(
+        draw(measurements()), status=draw(st.sampled_from(tuple(STATUSES))), source_digest="f" * 64, **changes
+    )

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from generated import measurements, sets_of_rows
+from generated import extremes, measurements, sets_of_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.exchange import read_export, write_export
+from flashtune.tuned_db.exchange import LINE_LIMIT, read_export, write_export
 from flashtune.tuned_db.limits import check, settled
-from flashtune.tuned_db.records import Measurement
+from flashtune.tuned_db.records import Measurement, canonical, to_json
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.union import Added, add_database, add_file
 
@@ -85,6 +85,24 @@ def test_export_and_import_are_the_identity(fresh: Callable[..., Path], rows: Ro
         assert add_file(store, path.with_suffix(".jsonl")) == Added(new=len(rows), known=0)
         assert add_file(store, path.with_suffix(".jsonl")) == Added(new=0, known=len(rows))
     assert content(other) == first
+
+
+@lawful
+@given(
+    rows=st.lists(extremes(), min_size=1, max_size=40, unique_by=(lambda each: each.id, lambda each: each.gpu_key)),
+    packed=st.booleans(),
+)
+def test_rows_at_their_limits_get_out_and_in_again(
+    tmp_path_factory: pytest.TempPathFactory, rows: Rows, packed: bool
+) -> None:
+    """M5: no row that is accepted can keep all others from being read."""
+    valid = [check(settled(each)) for each in rows]
+    assert max(len(canonical(to_json(each))) for each in valid) <= LINE_LIMIT
+    path = tmp_path_factory.mktemp("limits") / f"rows.jsonl{'.gz' if packed else ''}"
+    header = write_export(rows, path, origin="\U00010380" * 200)
+    export = read_export(path)
+    assert export.header == header
+    assert {each.id: each for each in export.measurements} == {each.id: each for each in valid}
 
 
 @lawful
