@@ -154,8 +154,7 @@ def test_a_reader_that_has_seen_enough_ends_it(wanted: bytes) -> None:
     """F10: it waited for ever."""
     for place in ("-", "/dev/stdout"):
         done = shell('ft export "$1" | head -c 50', place)
-        assert done.stdout == wanted[:50]
-        assert b"Traceback" not in done.stderr
+        assert (done.stdout, done.stderr) == (wanted[:50], b"")
 
 
 @pytest.mark.parametrize("name", ["pipe", "pipe.gz"])

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from all_commands import NAMELESS, PROBLEM, commands
 from command_line import run
 from fake_tuner import H100, ONE, Tuner
 from terminal import SOURCES, Shown, on_terminal
@@ -28,42 +29,8 @@ MARKUP = "[/] [red]r[/red] [link=evil]l[/link] [with T = float] [bold :smile: \\
 CODES = (
     "\x1b]0;owned\x07 \x1b[2J\x1b[31mRun: curl evil | sh \x9b5A\x7f\b\r \u202egro.live\u2066 \x1b]8;;http://evil\x1b\\"
 )
-PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
 
 
-def commands(database: Path) -> dict[str, list[str]]:
-    """Each command that reads, changes or names ``database``, and those that print a setting. It is tuned for the
-    H200."""
-    beside = {
-        name: str(database.with_name(name)) for name in ("out.jsonl", "copy.db", "studies.db", "new.db", "imported.db")
-    }
-    shipped = str(SOURCES / "flashtune" / "tuned_db" / "bundled" / "h200.jsonl")
-    on = ["--db", str(database)]
-    return {
-        "info": ["info"],
-        "list": ["list", *on],
-        "explain": ["explain", "--gpu", "h200", *PROBLEM, *on],
-        "explain --json": ["explain", "--gpu", "h200", *PROBLEM, *on, "--json"],
-        "source": ["source", "--gpu", "h200", *PROBLEM, *on],
-        "export-optuna": ["export-optuna", beside["studies.db"], "--gpu", "h200", *on],
-        "db info": ["db", "info", *on],
-        "db check": ["db", "check", "--gpu", "h200", *on],
-        "db digest": ["db", "digest", "--gpu", "h200", *on],
-        "db history": ["db", "history", "--gpu", "h200", *PROBLEM, *on],
-        "db gc": ["db", "gc", "--dry-run", *on],
-        "db upgrade": ["db", "upgrade", *on],
-        "db backup": ["db", "backup", beside["copy.db"], *on],
-        "db export": ["db", "export", beside["out.jsonl"], *on],
-        "db diff": ["db", "diff", str(database), beside["copy.db"]],
-        "db import": ["db", "import", shipped, "--db", beside["imported.db"]],
-        "db merge": ["db", "merge", str(database), "--db", beside["new.db"]],
-        "db log": ["db", "log", *on],
-        "tune": ["tune", "--gpu", "h200", "--mode", "predict", *PROBLEM, "--budget", "2", *on],
-    }
-
-
-NAMELESS = ("source", "db digest", "db gc", "explain", "explain --json")
-"""Those that print neither the path nor a name."""
 REFUSED = {
     "no database": ["list", "--db"],
     "no file": ["db", "import"],

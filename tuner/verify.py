@@ -25,6 +25,7 @@ from flashtune.codegen.model import default_config, predict
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, NoGpu, StoreError, UnsupportedProblem
+from flashtune.files import shown_path
 from flashtune.tuned_db.lookup import find, source_digest
 from flashtune.tuned_db.records import REJECTING, SLOWDOWNS, THROTTLES, Choice, Measurement, Variant
 from flashtune.tuned_db.store import Store
@@ -129,8 +130,8 @@ def verify(
     settings.author()  # a name that can't be stored would fail with the first row
     path = Path(settings.database_path() if database is None else database)
     if not path.exists():
-        raise StoreError(f"there is no tuning database at {path}")
-    progress(Progress(0.0, f"choosing winners of {path}", gpu=str(target)))
+        raise StoreError(f"there is no tuning database at {shown_path(path)}")
+    progress(Progress(0.0, f"choosing winners of {shown_path(path)}", gpu=str(target)))
     stored = winners(path, target, sample, seed, problem)
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(path, create=False))
@@ -153,8 +154,8 @@ def winners(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | Non
     if not found:
         what = f"for {gpu}" if problem is None else f"for {problem} on {gpu}"
         raise InvalidInput(
-            f"there is nothing to verify {what} in {path}: no winner of today's source that was in a final with "
-            f"today's default and is another config. flashtune tune --gpu {gpu} makes them"
+            f"there is nothing to verify {what} in {shown_path(path)}: no winner of today's source that was in a "
+            f"final with today's default and is another config. flashtune tune --gpu {gpu} makes them"
         )
     return found
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .files import shown_path
 from .settings import capture_path, captured_problems_path
 
 if TYPE_CHECKING:
@@ -84,4 +85,4 @@ def print_left(out: Console, capture: Capture, left: Sequence[Captured]) -> None
         listed = ", ".join(f"{count} for {key}" for key, count in capture.others.items())
         out.print(f"Captured for other GPUs: {listed}. Tune them there, or predict with --gpu.")
     if capture.strange:
-        out.print(f"{capture.strange} lines of {capture.file} could not be read and were passed over.")
+        out.print(f"{capture.strange} lines of {shown_path(capture.file)} could not be read and were passed over.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,8 @@ import click
 from ._cli_db_compare import diff, digest, history
 from ._cli_db_keep import backup, check, upgrade
 from ._cli_db_past import gc, log
-from ._cli_options import FileName, database_option, existing_database, new_database_option
+from ._cli_options import STDIN, FileName, database_option, existing_database, new_database_option
+from ._cli_output import OutputError
 from ._cli_team import pull, push, team
 from .files import is_stream, shown_path
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from .tuned_db.store import Store
     from .tuned_db.union import Added
 
+STDOUT = Path("/dev/stdout")
 SHOWN = 20
 """Refused rows that are named one by one."""
 
@@ -86,7 +89,7 @@ def info(database: Path | None) -> None:
 
 
 @db.command()
-@click.argument("file", type=FileName(dash="/dev/stdout"))
+@click.argument("file", type=FileName(dash=STDOUT))
 @click.option("--gpu", help="Only what was measured on this GPU, such as h100. [default: all]")
 @click.option(
     "--sign",
@@ -117,7 +120,7 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
 
     target = gpu_by_alias(gpu) if gpu is not None else None
     sign, public = _signing(file, key)
-    with _existing(database) as store, count_unreadable() as passed:
+    with _existing(database) as store, count_unreadable() as passed, _output_named(file):
         count = export_database(store, file, gpu_key=target.key if target else None, sign=sign)
     if passed.rows:
         click.echo(f"{_counted(passed.rows, 'row')} passed over, which nobody could read: flashtune db check", err=True)
@@ -128,7 +131,7 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
 
 
 @db.command(name="import")
-@click.argument("files", nargs=-1, required=True, type=FileName(exists=True, dash="/dev/stdin"))
+@click.argument("files", nargs=-1, required=True, type=FileName(exists=True, dash=STDIN))
 @click.option("--skip-invalid", is_flag=True, help="Pass over rows that this version can't take, and list the first.")
 @click.option(
     "--trusted",
@@ -213,6 +216,17 @@ def _signing(file: Path, key: Path | None) -> tuple[Callable[[Header], object], 
         path = shown_path(signature_path(file))
         raise InvalidInput(f"{path} signs the export that is there: give --sign, remove it, or choose another name")
     return lambda header: None, ""
+
+
+@contextmanager
+def _output_named(file: Path) -> Iterator[None]:
+    """A reader of standard output that has seen enough is no trouble with a file."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        if file != STDOUT:
+            raise
+        raise OutputError(error.errno, error.strerror, "standard output") from error
 
 
 def _counted(count: int, what: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ._cli_options import (
+    STDIN,
     FileName,
     database_option,
     existing_database,
@@ -82,7 +83,7 @@ def history(gpu: str | None, database: Path | None, **flags: Any) -> None:
 @click.option(
     "--problems",
     "problem_file",
-    type=FileName(exists=True, dash="/dev/stdin"),
+    type=FileName(exists=True, dash=STDIN),
     metavar="FILE",
     help="Problems from a file, as flashtune tune --problems takes it. [default: all that something is known of]",
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ._cli_options import FileName, database_option, existing_database
+from .files import shown_path
 
 if TYPE_CHECKING:
     from .codegen.gpu import Gpu
@@ -37,7 +38,7 @@ def check(gpu_name: str | None, database: Path | None) -> None:
 
     gpu = gpu_by_alias(gpu_name) if gpu_name is not None else _first_gpu()
     path = existing_database(database)
-    click.echo(f"{path}: reading every page and rendering every config", err=True)
+    click.echo(f"{shown_path(path)}: reading every page and rendering every config", err=True)
     health = inspect_file(path)
     _print_file(path, health)
     if health.faults:
@@ -68,9 +69,9 @@ def backup(file: Path, database: Path | None) -> None:
     from .tuned_db.keeping import back_up
 
     path = existing_database(database)
-    click.echo(f"{path}: copying {_megabytes(path)}", err=True)
+    click.echo(f"{shown_path(path)}: copying {_megabytes(path)}", err=True)
     back_up(path, file)
-    click.echo(f"Copied to {file} ({_megabytes(file)})")
+    click.echo(f"Copied to {shown_path(file)} ({_megabytes(file)})")
 
 
 @click.command()
@@ -90,13 +91,14 @@ def upgrade(database: Path | None) -> None:
     from .tuned_db.keeping import upgrade_file
 
     path = existing_database(database)
-    click.echo(f"{path}: copying and upgrading what is older ({_megabytes(path)})", err=True)
+    click.echo(f"{shown_path(path)}: copying and upgrading what is older ({_megabytes(path)})", err=True)
     done = upgrade_file(path)
     if done is None:
-        click.echo(f"Nothing to do: {path} has schema version {SCHEMA_VERSION}, the newest that this flashtune knows")
+        newest = f"schema version {SCHEMA_VERSION}, the newest that this flashtune knows"
+        click.echo(f"Nothing to do: {shown_path(path)} has {newest}")
         return
-    click.echo(f"Upgraded {path} from schema version {done.old} to {done.new}")
-    click.echo(f"As it was: {done.backup}")
+    click.echo(f"Upgraded {shown_path(path)} from schema version {done.old} to {done.new}")
+    click.echo(f"As it was: {shown_path(done.backup)}")
 
 
 def _first_gpu() -> Gpu | None:
@@ -116,7 +118,7 @@ def _print_file(path: Path, health: FileHealth) -> None:
     shared = (
         "yes: SQLite's locks are unreliable there, write into a local file and merge it" if health.network else "no"
     )
-    click.echo(f"path          {path} ({_megabytes(path)})")
+    click.echo(f"path          {shown_path(path)} ({_megabytes(path)})")
     click.echo(f"schema        {health.schema}{older}")
     click.echo(f"journal       {health.journal}")
     click.echo(f"network mount {shared}")
@@ -125,7 +127,7 @@ def _print_file(path: Path, health: FileHealth) -> None:
         for line in fault.splitlines():
             click.echo(f"              {_plain(line)}")
     for left in health.leftovers:
-        click.echo(f"left over     {_plain(str(left))}, of a run that was killed; it may be deleted")
+        click.echo(f"left over     {shown_path(left)}, of a run that was killed; it may be deleted")
 
 
 def _print_rows(content: Content) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ._cli_options import database_option, existing_database
+from .files import shown_path
 
 if TYPE_CHECKING:
     from .tuned_db.arrivals import Arrival
@@ -56,7 +57,7 @@ def gc(days: int, dry_run: bool, database: Path | None) -> None:
         found = collect(store, days=days, dry_run=dry_run)
     print_collected(found.removed, found.left, days, dry_run)
     if found.removed and not dry_run:
-        click.echo(f"{path}: {found.bytes_before / 1e6:.1f} MB became {found.bytes_after / 1e6:.1f} MB")
+        click.echo(f"{shown_path(path)}: {found.bytes_before / 1e6:.1f} MB became {found.bytes_after / 1e6:.1f} MB")
     if found.note:
         click.echo(f"The file was not made smaller: {found.note}", err=True)
 

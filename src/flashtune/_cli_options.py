@@ -11,6 +11,7 @@ import click
 
 from . import settings
 from .errors import InvalidInput
+from .files import shown_path
 from .tuner.budget import EFFORTS
 
 if TYPE_CHECKING:
@@ -23,10 +24,13 @@ DTYPES = ("float16", "bfloat16", "float32")
 _REQUIRED = ("head_dim", "heads")
 
 
+STDIN = Path("/dev/stdin")
+
+
 class FileName(click.Path):
     """A file that a user names; for ``-`` the stream ``dash``, if that is given."""
 
-    def __init__(self, *, exists: bool = False, dash: str = "") -> None:
+    def __init__(self, *, exists: bool = False, dash: Path | None = None) -> None:
         super().__init__(exists=exists, dir_okay=False, path_type=Path)
         self._dash = dash
 
@@ -34,7 +38,7 @@ class FileName(click.Path):
         if not str(value).strip():
             self.fail("must be the path of a file, and is empty", param, ctx)
         if value == "-" and self._dash:
-            return Path(self._dash)
+            return self._dash
         path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]
         return path
 
@@ -56,7 +60,7 @@ def existing_database(path: Path | None) -> Path:
     """``path``, or the default where it is None; `InvalidInput` where nothing is there."""
     path = path or settings.database_path()
     if not path.exists():
-        raise InvalidInput(f"there is no tuning database at {path} yet; flashtune tune makes one")
+        raise InvalidInput(f"there is no tuning database at {shown_path(path)} yet; flashtune tune makes one")
     return path
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ._cli_options import F, FileName, problem_from, take_problem
+from ._cli_options import STDIN, F, FileName, problem_from, take_problem
 
 if TYPE_CHECKING:
     from .codegen.problem import Problem
@@ -26,7 +26,7 @@ def source_options(command: F) -> F:
         click.option(
             "--problems",
             "problem_file",
-            type=FileName(exists=True, dash="/dev/stdin"),
+            type=FileName(exists=True, dash=STDIN),
             metavar="FILE",
             help='Problems from a JSON file, [{"seqlen": 4096, "heads": 32, "head_dim": 128}, ...], with the names of '
             "the flags below (head_dim for --head-dim) and their defaults; or from .yaml, if PyYAML is installed. "

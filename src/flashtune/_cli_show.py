@@ -15,6 +15,7 @@ from . import settings
 from ._cli_options import existing_database
 from ._cli_tables import config_text, console, milliseconds, table
 from .errors import FlashtuneError, InvalidInput
+from .files import shown_path
 
 if TYPE_CHECKING:
     from .codegen.config import Config
@@ -62,9 +63,9 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
         if shown.row_count:
             out.print(shown)
     if unreadable.rows:
-        out.print(Text(f"{unreadable}: {path}"))
+        out.print(Text(f"{unreadable}: {shown_path(path)}"))
     elif not measured.row_count and not predicted.row_count:
-        out.print(Text(f"Nothing is stored{f' for {gpu} ({gpu.key})' if gpu else ''} in {path}"))
+        out.print(Text(f"Nothing is stored{f' for {gpu} ({gpu.key})' if gpu else ''} in {shown_path(path)}"))
 
 
 def show_source(
@@ -112,7 +113,7 @@ def show_info() -> None:
         ("captured problems", settings.capture_path() or settings.captured_problems_path()),
     )
     for label, path in places:
-        paths.add_row(Text(label), Text(str(path)), "yes" if path.exists() else "not yet")
+        paths.add_row(Text(label), Text(shown_path(path)), "yes" if path.exists() else "not yet")
     out.print(paths)
 
     variables = table("variable", "value", "meaning", title="Settings")

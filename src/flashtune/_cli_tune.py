@@ -15,6 +15,7 @@ from ._cli_group import FAILED, INTERRUPTED
 from ._cli_json import captured_json, report_json
 from ._cli_live import TuneView
 from ._cli_tables import config_text, console, print_report
+from .files import shown_path
 from .settings import database_path
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _check_served(file: Path, problems: Sequence[Problem], gpu: Gpu, families: C
         try:
             eligible(each, gpu, families)
         except UnsupportedProblem as error:
-            raise UnsupportedProblem(f"{file}, problem {number} of {len(problems)}: {error}") from error
+            raise UnsupportedProblem(f"{shown_path(file)}, problem {number} of {len(problems)}: {error}") from error
 
 
 def _print(report: Report, database: Path, capture: Capture | None, shared: Shared | None, as_json: bool) -> None:
@@ -113,7 +114,7 @@ def _print(report: Report, database: Path, capture: Capture | None, shared: Shar
         return
     out = console()
     if report.rows:
-        print_report(out, report, str(database))
+        print_report(out, report, shown_path(database))
         if report.measured and report.note:
             click.echo(f"Note: {report.note}")
     if shared:

@@ -11,6 +11,7 @@ from flashtune.codegen.plan import Plan
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, InvalidType, LaunchError
+from flashtune.files import shown_path
 
 from ._arrays import forget
 
@@ -100,7 +101,7 @@ def choices_digest(
     path = database_path() if database is None else Path(database)
     if database is not None and not path.exists():
         raise InvalidInput(
-            f"there is no tuning database at {path}: pass another path, or None for that of the settings"
+            f"there is no tuning database at {shown_path(path)}: pass another path, or None for that of the settings"
         )
     return choices(_gpu(gpu), wanted, database=path).digest
 
