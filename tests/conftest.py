@@ -1,4 +1,4 @@
-"""Options and fixtures for all tests, and the one line each that says why tests are left out that can't run here."""
+"""Options and fixtures for all tests. What is left out where it can't run: tiers.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import pytest
 
 sys.path.extend(str(Path(__file__).parent / folder) for folder in ("", "tuned_db", "gpu"))  # for what tests share
 from postgres_server import Cluster
-from postgres_server import missing as no_server
+from tiers import (  # noqa: F401 - hooks, which pytest finds here
+    add_option,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_make_collect_report,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
 
 if TYPE_CHECKING:
     from fake_tuner import Tuner
@@ -31,6 +38,7 @@ with suppress(ImportError):  # tests on a GPU do without hypothesis
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden generated sources")
+    add_option(parser)
 
 
 @pytest.fixture
@@ -101,39 +109,3 @@ def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuner:
     made = Tuner()
     monkeypatch.setattr(session, "tune", made)
     return made
-
-
-def no_compiler() -> str:
-    """Why kernels can't be emulated here; empty where they can."""
-    from flashtune.codegen.emulator.build import find_compiler
-    from flashtune.errors import MissingDependency
-
-    try:
-        find_compiler()
-    except MissingDependency as error:
-        return str(error)
-    return ""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    emulated = [item for item in items if item.get_closest_marker("emulate")]
-    if emulated and no_compiler():
-        items[:] = [item for item in items if item not in emulated]
-        config.hook.pytest_deselected(items=emulated)
-    served = [item for item in items if _needs_server(item)]
-    if served and no_server():
-        items[:] = [item for item in items if item not in served]
-        config.hook.pytest_deselected(items=served)
-
-
-def _needs_server(item: pytest.Item) -> bool:
-    """Whether a test runs on PostgreSQL; see tests/tuned_db/postgres_server.py."""
-    call = getattr(item, "callspec", None)
-    return "cluster" in getattr(item, "fixturenames", ()) or (call is not None and call.params.get("store") == "server")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if reason := no_compiler():
-        terminalreporter.write_line(f"Tests marked emulate are left out: {reason}")
-    if reason := no_server():
-        terminalreporter.write_line(f"Tests on PostgreSQL are left out: {reason}")

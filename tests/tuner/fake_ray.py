@@ -1,4 +1,8 @@
-"""The part of ray that the tuner calls, as threads of this process: nodes with GPUs that can be taken away."""
+"""The part of ray that the tuner calls, as threads of this process, with nodes that have GPUs.
+
+For what a real cluster on CPU (test_ray_cluster.py) can't show: what an actor is asked for with, GPUs in other hands,
+errors of Ray's own, and a whole run in which flashtune asks for real devices.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,6 @@ THREE = [("10.0.0.1", 1, "H100"), ("10.0.0.2", 1, "H100"), ("10.0.0.3", 1, "H100
 
 
 class ActorDiedError(Exception):
-    pass
-
-
-class ActorUnavailableError(Exception):
     pass
 
 
@@ -67,14 +67,13 @@ class Actor:
                 self._open.remove(job)
                 job.set_exception(error) if error else job.set_result(result)
 
-    def die(self, death: Exception, first: Exception | None = None) -> None:
-        """Calls that are under way fail with ``first``, later ones with ``death``."""
+    def die(self, death: Exception) -> None:
         with self._ray.lock:
             if self.death is None:
                 self.death = death
                 self._calls.put(None)
                 for job in self._open:
-                    job.set_exception(first or death)
+                    job.set_exception(death)
                 if self.node is not None:
                     self.node.actors.remove(self)
                 self._ray.place()
@@ -83,7 +82,6 @@ class Actor:
 class Node:
     def __init__(self, name: str, gpus: int, accelerator: str) -> None:
         self.name, self.gpus, self.accelerator = name, gpus, accelerator
-        self.alive = True
         self.actors: list[Actor] = []
 
 
@@ -120,7 +118,7 @@ class FakeRay:
     def nodes(self) -> list[dict[str, Any]]:
         return [
             {
-                "Alive": each.alive,
+                "Alive": True,
                 "NodeManagerAddress": each.name,
                 "Resources": {"CPU": 4.0, "GPU": float(each.gpus), f"accelerator_type:{each.accelerator}": 1.0}
                 if each.gpus
@@ -130,7 +128,7 @@ class FakeRay:
         ]
 
     def available_resources(self) -> dict[str, float]:
-        free = sum(each.gpus - len(each.actors) for each in self.all if each.alive) - self.others
+        free = sum(each.gpus - len(each.actors) for each in self.all) - self.others
         return {"CPU": 4.0, "GPU": float(free)} if free else {"CPU": 4.0}
 
     def remote(self, **options: Any) -> Callable[[type], Any]:
@@ -150,7 +148,7 @@ class FakeRay:
     def place(self) -> None:
         label = self.asked[-1]["accelerator_type"]
         for node in self.all:
-            while self.waiting and node.alive and node.accelerator == label and len(node.actors) < node.gpus:
+            while self.waiting and node.accelerator == label and len(node.actors) < node.gpus:
                 actor = self.waiting.pop(0)
                 if actor.death is None:
                     node.actors.append(actor)
@@ -168,14 +166,3 @@ class FakeRay:
     def kill(self, actor: Actor, *, no_restart: bool) -> None:
         assert no_restart
         actor.die(ActorDiedError("The actor died.\nThe actor is dead because it was killed by `ray.kill`."))
-
-    def lose(self, name: str) -> None:
-        """The node is gone. As with Ray, calls under way hear of it before the list of nodes does."""
-        (node,) = (each for each in self.all if each.name == name)
-        lost = ActorDiedError("The actor died.\nThe actor is dead because its node has died. Node Id: 7.")
-        first = ActorUnavailableError("The actor 12ab is unavailable: RpcError: Socket closed. It may have run.")
-        with self.lock:
-            node.gpus, gpus = 0, node.gpus
-            for actor in list(node.actors):
-                actor.die(lost, first)
-            node.gpus, node.alive = gpus, False

@@ -42,7 +42,8 @@ class Line:
 class FakeUnit:
     """``deeds`` are done instead of an answer: by config key, or under "open", "prepare" and "final".
 
-    A deed that begins with "once " is done by the first worker that comes to it, and not again.
+    A deed that begins with "once " is done by the first worker that comes to it, and not again; "wait" lasts until
+    :attr:`may_go` is there.
     """
 
     name: str
@@ -55,6 +56,10 @@ class FakeUnit:
     @property
     def uuid(self) -> str:
         return f"GPU-{self.name}"
+
+    @property
+    def may_go(self) -> Path:
+        return self.log.with_name("may_go")
 
     def open(self) -> FakeUnit:
         self.write("start")
@@ -132,6 +137,9 @@ class FakeUnit:
             os.kill(os.getpid(), signal.SIGSEGV)
         elif deed == "hang":
             time.sleep(600)
+        elif deed == "wait":
+            while not self.may_go.exists():
+                time.sleep(0.02)
         elif deed == "lose":
             raise DeviceLostError("cudaErrorIllegalAddress: an illegal memory access was encountered")
         elif deed == "raise":

@@ -54,14 +54,6 @@ def test_a_node_without_flashtune_is_told_what_to_install(monkeypatch: pytest.Mo
         start(FakeRay(THREE))
 
 
-def test_a_cluster_that_places_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_crew, "START_SECONDS", 0.1)
-    ray = FakeRay(THREE)
-    monkeypatch.setattr(ray, "place", lambda: None)
-    with pytest.raises(NoGpu, match=r"no place for a worker .*`ray status`"):
-        start(ray)
-
-
 def test_a_cluster_without_the_gpu_leaves_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay([("10.0.0.2", 8, "A100")])
     monkeypatch.setattr(ray_crew, "import_ray", lambda: ray)

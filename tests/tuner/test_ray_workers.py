@@ -1,11 +1,12 @@
-"""Workers on a Ray cluster, where ray is a fake: placing, deaths, lost nodes, what travels. No ray is needed."""
+"""Workers on a Ray cluster, where ray is a fake: what Ray is asked for, what travels. No ray is needed.
+
+Deaths, lost nodes and whatever else a real cluster shows are in test_ray_cluster.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,9 @@ from fake_ray import THREE, FakeRay
 from tuner_fakes import FAMILY, FakeBench, FakeBuilder, only_sm80, problem
 
 from flashtune.codegen.compile import Compiled
-from flashtune.codegen.config import Config
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.store import Store
-from flashtune.tuner import coordinator, ray_actor, ray_cluster, ray_crew, ray_workers, session
+from flashtune.tuner import ray_actor, ray_cluster, ray_crew, ray_workers, session
 from flashtune.tuner.budget import Budget
 from flashtune.tuner.build import Built
 from flashtune.tuner.measured import measure_problems
@@ -27,7 +26,6 @@ from flashtune.tuner.ray_crew import Crew
 from flashtune.tuner.ray_workers import ended, launched
 from flashtune.tuner.report import Report
 from flashtune.tuner.space import make_space
-from flashtune.tuner.trial import DeviceLostError, Outcome
 from flashtune.tuner.worker import Attempt, Final, Prepare, Prepared, Ready
 
 pytestmark = pytest.mark.usefixtures("quick_ray")
@@ -40,18 +38,13 @@ CONFIGS = make_space(PROBLEM, GPU, FAMILY).configs
 class Place:
     """Makes a bench for each unit, and keeps them all."""
 
-    def __init__(self, outcome: Callable[[Config, int], Outcome | None] = lambda config, number: None) -> None:
-        self.outcome = outcome
+    def __init__(self) -> None:
         self.benches: list[FakeBench] = []
 
     def __call__(self, number: int, gpu: Gpu, accelerator: str) -> FakeBench:
         assert (gpu, accelerator) == (GPU, "H100")
-        self.benches.append(FakeBench(unit=f"ray:{number}", outcome=self.outcome))
+        self.benches.append(FakeBench(unit=f"ray:{number}"))
         return self.benches[-1]
-
-    @property
-    def attempts(self) -> Counter[tuple[Problem, Config]]:
-        return Counter(attempt for each in self.benches for attempt in each.attempts)
 
 
 def tune(ray: FakeRay, place: Place, path: Path, seqlens: list[int], trials: int, most: int = 9) -> Report:
@@ -67,12 +60,6 @@ def tune(ray: FakeRay, place: Place, path: Path, seqlens: list[int], trials: int
         crew.close()
         assert not [each for node in ray.all for each in node.actors]
         assert not [each for each in threading.enumerate() if each.name.startswith("flashtune ray")]
-
-
-def settled(path: Path) -> Counter[tuple[Problem, Config]]:
-    with Store.open(path, readonly=True) as store:
-        rows = store.measurements()
-    return Counter((each.problem, each.config) for each in rows if each.stage != "final")
 
 
 def test_each_gpu_of_the_model_measures_and_ray_retries_nothing(tmp_path: Path) -> None:
@@ -95,98 +82,6 @@ def test_no_more_gpus_are_taken_than_there_are_problems_or_free_ones(
     monkeypatch.setattr(ray_cluster, "SETTLE_SECONDS", 0.0)
     assert tune(ray, Place(), tmp_path / "db", [512, 1024, 2048, 4096], 16).tried == 16
     assert len(ray.asked) == 2 + 3
-
-
-def test_problems_of_a_lost_node_go_on_elsewhere_and_each_trial_is_stored_once(tmp_path: Path) -> None:
-    ray = FakeRay(THREE)
-    count = iter(range(1000))
-
-    def outcome(config: Config, number: int) -> None:
-        if next(count) == 20:
-            ray.lose("10.0.0.2")
-
-    place = Place(outcome)
-    report = tune(ray, place, tmp_path / "db", [512, 1024, 2048, 4096], 80)
-    assert not report.stopped
-    assert "was given up" in report.note
-    assert "Ray has no H100 for it: of those that the run began with 2 are left, and at work" in report.note
-    assert all(row.tried == 20 and row.ratio is not None for row in report.rows)
-    rows = settled(tmp_path / "db")
-    assert set(rows.values()) == {1}
-    assert rows.total() == 80
-    assert place.attempts.total() <= 81  # one may have been under way where the node was lost
-
-
-def test_where_a_gpu_is_free_the_lost_worker_is_replaced_there(tmp_path: Path) -> None:
-    ray = FakeRay(THREE)
-
-    def outcome(config: Config, number: int) -> None:
-        if number == 5:
-            ray.lose("10.0.0.1")
-
-    report = tune(ray, Place(outcome), tmp_path / "db", [1024], 30, most=1)
-    assert (report.tried, report.note, report.stopped) == (30, "", "")
-    assert len(ray.asked) == 2
-    assert set(settled(tmp_path / "db").values()) == {1}
-
-
-def test_the_last_gpu_that_is_lost_ends_the_run_with_what_is_known(tmp_path: Path) -> None:
-    ray = FakeRay(THREE[:1])
-
-    def outcome(config: Config, number: int) -> None:
-        if number == 5:
-            ray.lose("10.0.0.1")
-
-    report = tune(ray, Place(outcome), tmp_path / "db", [1024], 30)
-    assert "of those that the run began with 0 are left" in report.stopped
-    assert settled(tmp_path / "db").total() == 4
-
-
-def test_a_config_that_costs_two_workers_is_blamed_and_no_other(tmp_path: Path) -> None:
-    bad: list[Config] = []
-
-    def outcome(config: Config, number: int) -> None:
-        if number == 3:
-            bad.append(config)
-        if config in bad:
-            raise DeviceLostError("cudaErrorIllegalAddress")
-
-    ray, place = FakeRay(THREE[:1]), Place(outcome)
-    report = tune(ray, place, tmp_path / "db", [1024], 12)
-    assert report.failed == {"illegal_access": 1}
-    assert place.attempts[PROBLEM, bad[0]] == 2
-    assert place.attempts.total() == 13
-    assert len(ray.asked) == 3
-
-
-def test_a_hang_costs_its_worker_and_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "ATTEMPT_SECONDS", 5.0)
-    over = threading.Event()
-
-    def outcome(config: Config, number: int) -> None:
-        if number == 3:
-            over.wait()
-
-    report = tune(FakeRay(THREE[:1]), Place(outcome), tmp_path / "db", [1024], 6)
-    over.set()
-    assert report.failed == {"timeout": 1}
-    assert report.tried == 6
-    assert set(settled(tmp_path / "db").values()) == {1}
-
-
-def test_an_actor_whose_method_fails_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = iter([RuntimeError("could not be unpickled")])
-    whole = Host.answer
-
-    def answer(self: Host, *arguments: Any) -> Any:
-        for failure in failures:
-            raise failure
-        return whole(self, *arguments)
-
-    monkeypatch.setattr(Host, "answer", answer)
-    ray = FakeRay(THREE[:1])
-    assert tune(ray, Place(), tmp_path / "db", [1024], 6).tried == 6
-    assert len(ray.asked) == 2
 
 
 # What travels
