@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, func, insert, null, select
+from sqlalchemy import BigInteger, Connection, cast, exists, func, insert, null, select
 
 from flashtune import settings
 from flashtune.codegen.value import plain
@@ -49,8 +49,15 @@ class Arrival:
 
 
 def next_number(connection: Connection) -> int:
-    """The number of the arrival that is logged next, in the transaction that logs it: no other writes meanwhile."""
-    return int(connection.execute(select(func.coalesce(func.max(ArrivalRow.number), 0))).scalar_one()) + 1
+    """The number of the arrival that is logged next, in the transaction that logs it: no other writes meanwhile.
+
+    The first that is free, and not the one after the last: who may push may have taken the last that there is.
+    """
+    own, other = ArrivalRow, ArrivalRow.__table__.alias("other")
+    after = cast(own.number, BigInteger) + 1
+    ends = select(func.min(after)).where(own.number >= 1, ~exists().where(other.c.number == after))
+    first_is_free = connection.execute(select(own.number).where(own.number == 1)).first() is None
+    return 1 if first_is_free else int(connection.execute(ends).scalar_one())
 
 
 def log(connection: Connection, arrival: Arrival, number: int, new: int) -> None:

@@ -93,12 +93,12 @@ def team_summary(url: str) -> Summary:
     store = Store(server)
     counts = (
         select(
-            DeviceRow.name,
+            func.substr(DeviceRow.name, 1, 1000),  # one that was there before the server had limits has any length
             func.count(),
             func.count(distinct(MeasurementRow.problem_id)),
             func.count(distinct(EnvironmentRow.unit)),
-            func.min(MeasurementRow.created),
-            func.max(MeasurementRow.created),
+            func.substr(func.min(MeasurementRow.created), 1, 100),
+            func.substr(func.max(MeasurementRow.created), 1, 100),
         )
         .join(DeviceRow, DeviceRow.id == MeasurementRow.device_id)
         .join(EnvironmentRow, EnvironmentRow.id == MeasurementRow.environment_id)

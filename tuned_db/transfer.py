@@ -59,27 +59,31 @@ class _Comparison:
         with source.snapshot() as ours, target.snapshot() as theirs:
             total, done = ours.count(), 0
             for chunk in ours.fingerprints():
-                plain = {each: digest for each, digest in chunk.items() if isinstance(each, str) and each.isprintable()}
+                plain = {
+                    each: digest
+                    for each, digest in chunk.items()
+                    if digest is not None and isinstance(each, str) and each.isprintable()
+                }
                 self.unreadable.rows += len(chunk) - len(plain)
                 self._compare(ours, theirs, plain, missing)
                 done += len(chunk)
                 progress(f"{done} of {total} compared, {self.missing} are missing in {target.place}")
 
-    def _compare(self, ours: Store, theirs: Store, chunk: dict[str, str | None], missing: IO[bytes]) -> None:
+    def _compare(self, ours: Store, theirs: Store, chunk: dict[str, str], missing: IO[bytes]) -> None:
         there = {each: digest for part in theirs.fingerprints(list(chunk)) for each, digest in part.items()}
-        suspects = [each for each in chunk if each in there and (chunk[each] is None or chunk[each] != there[each])]
+        suspects = [each for each in chunk if each in there and chunk[each] != there[each]]
         gone = theirs.removed(chunk) - there.keys()  # put back by hand, it is there
         self.known += len(there) - len(suspects)
         self.removed += len(gone)
         wanted = ours.by_id([*suspects, *(each for each in chunk if each not in there and each not in gone)])
-        counterparts = theirs.by_id(suspects)
+        counterparts = theirs.by_id([each for each in suspects if there[each] is not None])
         for name, record in wanted.items():
             if record is None or (name not in counterparts and record.created > self._last):
                 self.unreadable.rows += 1
-            elif name not in counterparts:
+            elif name not in there:
                 missing.write(canonical(to_json(check(settled(record)))).encode() + b"\n")
                 self.missing += 1
-            elif counterparts[name] == settled(record):
+            elif counterparts.get(name) == settled(record):
                 self.known += 1
             else:
                 raise InvalidInput(

@@ -15,6 +15,7 @@ from flashtune.codegen import value
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput
 
+from .gate import problem_from_text
 from .models import Base, DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
 from .records import Measurement, Prediction, canonical, capability
 from .rows import CHUNK, ENVIRONMENT, MEASURED, PREDICTED, SECOND
@@ -114,10 +115,27 @@ class Writer:
             made = _INSERTS[self._connection.dialect.name](model).on_conflict_do_nothing()
             self._connection.execute(made, list(new.values()))
             ids |= self._find(model, names, list(new))
+        if model is ProblemRow:
+            self._check_problems([each for each, place in zip(wanted, places, strict=True) if place not in new], ids)
         if model is DeviceRow:
             self._check_names([each.others()["name"] for each in wanted], [ids[place] for place in places])
         for each, place in zip(wanted, places, strict=True):
             self._ids[model, *each.memory] = ids[place]
+
+    def _check_problems(self, wanted: list[_Shared], ids: dict[tuple[object, ...], int]) -> None:
+        """Rows that are there are the problems that their keys say: else what is measured would be lost in them."""
+        rows = {ids[tuple(each.unique().values())]: each.memory[0] for each in wanted}
+        query = select(ProblemRow.id, ProblemRow.json).where(ProblemRow.id.in_(rows))
+        for number, text in self._connection.execute(query):
+            try:
+                found: object = problem_from_text(text)
+            except InvalidInput:
+                found = None
+            if found != rows[number]:
+                raise InvalidInput(
+                    f"row {number} of the table problem has the key of {rows[number]} and other values: somebody made "
+                    f"it by hand, and nothing was added. Remove it: DELETE FROM problem WHERE id = {number}"
+                )
 
     def _check_names(self, names: list[str], ids: list[int]) -> None:
         """One name per model: to drop the second would change what was measured."""

@@ -93,6 +93,7 @@ def team() -> None:
       flashtune db team log                 who has pushed, and when
       flashtune db team gc                  make it small: without times that nothing depends on
       flashtune db team upgrade             after an update of flashtune that changed the schema
+      flashtune db team grants ada          SQL that gives a role the rights to push, and no others
     """
 
 
@@ -101,8 +102,8 @@ def team() -> None:
 def create(team: str | None) -> None:
     """Make the tables in an empty PostgreSQL database.
 
-    A database that holds anything of another program is left alone. Its user needs the right to create tables; those
-    who push need SELECT, INSERT and USAGE of sequences, those who pull SELECT.
+    A database that holds anything of another program is left alone. Its user needs the right to create tables; what
+    others need flashtune db team grants prints.
 
     \b
     Examples:
@@ -131,6 +132,31 @@ def upgrade(team: str | None) -> None:
 
     before, after = upgrade_team(_address(team))
     click.echo(f"Schema version {after}, as it was" if before == after else f"Schema version {before} became {after}")
+
+
+@team.command()
+@click.argument("role")
+@click.option(
+    "--may",
+    type=click.Choice(["pull", "push", "gc"]),
+    default="push",
+    show_default=True,
+    help="What the role is for. Each includes the ones before it.",
+)
+def grants(role: str, may: str) -> None:
+    """Print SQL that gives ROLE its rights in the team's database.
+
+    It asks no server: whoever owns the tables gives it to psql, and again after an upgrade. What else the role may do
+    with the tables it may not any more. A role that may push adds rows; it changes none, and removes none.
+
+    \b
+    Examples:
+      flashtune db team grants ada | psql -h host tuned
+      flashtune db team grants dashboard --may pull
+    """
+    from .tuned_db import rights
+
+    click.echo(rights.grants(role, may), nl=False)
 
 
 @team.command()

@@ -98,7 +98,7 @@ def test_misuse_is_one_line_with_a_way_out(monkeypatch: pytest.MonkeyPatch, own:
     assert "sesame" not in str(caught.value)
 
 
-@pytest.mark.parametrize("command", ["push", "pull", "team create", "team info", "team upgrade"])
+@pytest.mark.parametrize("command", ["push", "pull", "team create", "team info", "team upgrade", "team grants"])
 def test_every_command_teaches_by_example(command: str) -> None:
     assert f"flashtune db {command}" in call(*command.split(), "--help")
 
