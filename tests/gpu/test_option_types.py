@@ -19,7 +19,7 @@ def test_options_are_judged_by_their_type_before_and_after_their_equals(library:
     refused: list[dict[str, Any]] = [
         {"causal": 1},
         {"causal": np.asarray(True)},
-        {"causal": library.put(np.ones(1), "float32").array},
+        {"causal": library.put(np.ones((1, 1, 1, 1)), "float32").array},
         {"scale": np.asarray(0.5)},
         {"scale": True},
     ]
