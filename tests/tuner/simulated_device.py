@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import itertools
+import math
 import re
 import sys
 import zlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,14 +24,15 @@ import pytest
 from tuner_fakes import FAMILY, GPU
 
 from flashtune.codegen.bits import from_memory, to_memory
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.plan import Plan
+from flashtune.codegen.problem import ITEM_BYTES, Problem
 from flashtune.codegen.reference import plain_attention
 from flashtune.tuner.build import Built
 from flashtune.tuner.trial import Outcome
 
-bench, check, compare, exact, full, guard, measure, memory = (
+bench, check, checksum, compare, exact, full, guard, measure, memory = (
     pytest.importorskip(f"flashtune.tuner.{name}", reason="needs CuPy", exc_type=ImportError)
-    for name in ("bench", "check", "compare", "exact", "full", "guard", "measure", "memory")
+    for name in ("bench", "check", "checksum", "compare", "exact", "full", "guard", "measure", "memory")
 )
 
 PROBLEM = Problem(
@@ -38,6 +42,8 @@ CONFIG = FAMILY.default(PROBLEM.spec, GPU)
 BUILT = Built(digest="a" * 64, registers=96, nvrtc="13.5")
 OTHER = Built(digest="b" * 64, registers=96, nvrtc="13.5")
 LAUNCH_SECONDS = 1e-4
+STREAM = 7
+"""The one that is timed; 0 is the default stream, which it does not wait for."""
 
 Change = Callable[[np.ndarray, np.ndarray], None]
 
@@ -46,16 +52,42 @@ class CudaError(Exception):
     pass
 
 
+class Buffer:
+    """Device memory; what is freed stays mapped, as in a pool, but nothing may be begun with it any more."""
+
+    def __init__(self, runtime: HostRuntime, size: int) -> None:
+        self.memory = ctypes.create_string_buffer(b"\xff" * size, max(size, 1))  # NaN
+        self.ptr = ctypes.addressof(self.memory)
+        self.mem = SimpleNamespace(size=size)
+        self._ranges = runtime.ranges
+        self._ranges[self.ptr] = size
+        runtime.kept.append(self.memory)
+
+    def __del__(self) -> None:
+        del self._ranges[self.ptr]
+
+
 class HostRuntime:
-    """The part of the CUDA runtime that the tuner calls, over host memory. ``memsetAsync`` is ``memset_async`` here."""
+    """The part of the CUDA runtime that the tuner calls, over host memory. ``memsetAsync`` is ``memset_async`` here.
+
+    No kinder than a device: what is put on a stream is done when that stream is waited for and not before, a copy to
+    the host waits for the default stream alone, and memory must be the device's or the host's as a call says.
+    """
 
     CUDARuntimeError = CudaError
-    memcpy_host_to_device = memcpy_device_to_host = memcpy_device_to_device = 0
+    memcpy_host_to_device, memcpy_device_to_host, memcpy_device_to_device = 1, 2, 3
 
     def __init__(self) -> None:
+        self.current: int | None = None
+        """The device of this thread."""
         self.launches = 0.0
         self.broken = False
+        self.ranges: dict[int, int] = {}
+        """Bytes of device memory by address."""
+        self.kept: list[Any] = []
+        self._streams: dict[int, deque[Callable[[], None]]] = {0: deque(), STREAM: deque()}
         self._events: dict[int, float] = {}
+        self._pending: set[int] = set()
         self._names = itertools.count(1)
 
     def __getattr__(self, name: str) -> Any:
@@ -64,18 +96,48 @@ class HostRuntime:
             raise AttributeError(name)
         return getattr(self, snake)
 
+    @contextlib.contextmanager
+    def guard(self, index: int) -> Iterator[None]:
+        before, self.current = self.current, index
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def holds(self, address: int, size: int) -> bool:
+        return any(first <= address and address + size <= first + length for first, length in self.ranges.items())
+
+    def must_hold(self, *wanted: tuple[int, int]) -> None:
+        assert self.current == 0, "the device is not current"
+        for address, size in wanted:
+            assert self.holds(address, size), f"{size} bytes at {address:#x} are not the device's"
+
+    def enqueue(self, stream: int, work: Callable[[], None]) -> None:
+        assert self.current == 0, "the device is not current"
+        self._streams[stream].append(work)
+
     def memcpy(self, to: int, source: int, size: int, kind: int) -> None:
-        ctypes.memmove(to, source, size)
+        here = (self.holds(source, size), self.holds(to, size))
+        known = {1: (False, True), 2: (True, False), 3: (True, True)}
+        assert here == known[kind], f"kind {kind} of copy from {source:#x} to {to:#x}"
+        self.enqueue(0, lambda: ctypes.memmove(to, source, size) and None)
+        if kind == self.memcpy_device_to_host:
+            self.stream_synchronize(0)
 
     def memset_async(self, address: int, value: int, size: int, stream: int) -> None:
-        ctypes.memset(address, value, size)
+        self.must_hold((address, size))
+        self.enqueue(stream, lambda: ctypes.memset(address, value, size) and None)
 
     def stream_synchronize(self, stream: int) -> None:
-        self.device_synchronize()
-
-    def device_synchronize(self) -> None:
+        waiting = self._streams[stream]
+        while waiting and not self.broken:
+            waiting.popleft()()
         if self.broken:
             raise CudaError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+    def device_synchronize(self) -> None:
+        for stream in self._streams:
+            self.stream_synchronize(stream)
 
     def mem_get_info(self) -> tuple[int, int]:
         return 2**32, 2**33
@@ -84,12 +146,19 @@ class HostRuntime:
         return next(self._names)
 
     def event_record(self, event: int, stream: int) -> None:
-        self._events[event] = self.launches
+        def record() -> None:
+            self._events[event] = self.launches
+            self._pending.discard(event)
+
+        self._pending.add(event)
+        self.enqueue(stream, record)
 
     def event_query(self, event: int) -> int:
         return 600  # the GPU is always behind the host
 
     def event_elapsed_time(self, start: int, end: int) -> float:
+        if self._pending & {start, end}:
+            raise CudaError("cudaErrorNotReady: device not ready")
         return (self._events[end] - self._events[start]) * LAUNCH_SECONDS * 1e3
 
 
@@ -106,6 +175,8 @@ class Simulation:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.runtime = HostRuntime()
         self.change: Change = lambda out, lse: None
+        self.refuse: Callable[[], None] = lambda: None
+        """Called at each launch of a candidate: may raise what the driver says of it at once."""
         self.crash = False
         self.spoil_input = ""
         """The input whose last element candidates change: q, k or v."""
@@ -119,9 +190,10 @@ class Simulation:
         """Rows of the output that candidates write."""
         self.duration: Callable[[bool], float] = lambda first: 1.0
         """Ticks of a launch, the first one of a loaded kernel or another."""
+        self._results: dict[tuple[Any, ...], Any] = {}
         pool = SimpleNamespace(free_bytes=lambda: 0)
         cupy = SimpleNamespace(
-            cuda=SimpleNamespace(alloc=self.alloc, Stream=lambda non_blocking: SimpleNamespace(ptr=0)),
+            cuda=SimpleNamespace(alloc=self.alloc, Stream=self.stream),
             get_default_memory_pool=lambda: pool,
             __version__="14.0",
         )
@@ -130,50 +202,77 @@ class Simulation:
         for module in (bench, measure, memory):
             patch.setattr(module, "cupy", cupy)
         patch.setattr(measure, "MIN_FLUSH_BYTES", 1)
+        patch.setattr(memory, "CHUNK", 1009)  # so that inputs are made of several
         patch.setattr(bench, "_CUDA_ERRORS", (CudaError,))
-        patch.setattr(bench, "DeviceGuard", lambda index: contextlib.nullcontext())
+        patch.setattr(bench, "DeviceGuard", self.runtime.guard)
         patch.setattr(bench, "device_facts", lambda index: SimpleNamespace(uuid="GPU-fake", driver="580.1"))
         for module in (bench, full):
             patch.setattr(module, "load", self.load)
-        patch.setattr(full, "Comparer", HostComparer)
-        patch.setattr(full, "Checksum", HostChecksum)
-        patch.setattr(full, "reference_plan", reference_plan)
+        patch.setattr(full, "Comparer", functools.partial(HostComparer, self.runtime))
+        patch.setattr(full, "Checksum", functools.partial(HostChecksum, self.runtime))
         self.bench = bench.DeviceBench(0, dataclasses.replace(GPU, l2_bytes=16))
 
-    def alloc(self, size: int) -> Any:
+    def alloc(self, size: int) -> Buffer:
+        assert self.runtime.current == 0, "the device is not current"
         if size > self.largest:
             raise bench.OutOfMemoryError(size, size)
-        buffer = ctypes.create_string_buffer(size)
-        return SimpleNamespace(ptr=ctypes.addressof(buffer), mem=SimpleNamespace(size=size), keep=buffer)
+        return Buffer(self.runtime, size)
 
-    def load(self, plan: Any, index: int) -> Any:
+    def stream(self, *, non_blocking: bool) -> Any:
+        assert non_blocking, "one that waits for the default stream is not what the tuner times on"
+        return SimpleNamespace(ptr=STREAM)
+
+    def load(self, plan: Plan, index: int) -> Any:
+        assert index == 0
         loaded = SimpleNamespace(plan=plan)
-        loaded.bind = lambda strides, scale: SimpleNamespace(launch=self.kernel(plan), loaded=loaded)
+
+        def bind(strides: Any, scale: float) -> Any:
+            assert strides == memory.contiguous(plan.problem)
+            return SimpleNamespace(launch=self.kernel(plan, scale), loaded=loaded)
+
+        loaded.bind = bind
         return loaded
 
-    def kernel(self, plan: Any) -> Callable[..., None]:
+    def right(self, problem: Problem, scale: float, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Any:
+        key = problem, scale, *(each.tobytes() for each in (q, k, v))
+        if key not in self._results:
+            values = [from_memory(each, problem.dtype) for each in (q, k, v)]
+            self._results[key] = plain_attention(*values, causal=problem.causal, scale=scale)
+        return self._results[key]
+
+    def kernel(self, plan: Plan, scale: float) -> Callable[..., None]:
         problem = plan.problem
         candidate = not problem.out_dtype
-        memory_results: dict[bytes, Any] = {}
         loaded: list[bool] = []
+        *shapes, out_shape = problem.shapes
+        lse_shape = problem.batch, problem.num_heads, problem.seqlen_q
+        lse_dtype = "float64" if problem.out_dtype == "float64" else "float32"
 
         def launch(q: int, k: int, v: int, out: int, lse: int, stream: int, workspace: int = 0) -> None:
+            items = [ITEM_BYTES[each] for each in (*[problem.dtype] * 3, problem.spec.output, lse_dtype)]
+            sizes = [math.prod(shape) * item for shape, item in zip((*problem.shapes, lse_shape), items, strict=True)]
+            self.runtime.must_hold(*zip((q, k, v, out, lse), sizes, strict=True))
+            assert not any(each % problem.alignment for each in (q, k, v, out)), f"not aligned as {problem} says"
+            assert bool(workspace) == bool(plan.workspace_bytes)
+            if workspace:
+                assert workspace % 16 == 0
+                self.runtime.must_hold((workspace, plan.workspace_bytes))
+            if candidate:
+                self.refuse()
+            self.runtime.enqueue(stream, lambda: run(q, k, v, out, lse, workspace))
+
+        def run(q: int, k: int, v: int, out: int, lse: int, workspace: int) -> None:
             self.runtime.launches += self.duration(not loaded)
             loaded.append(True)
             if candidate and self.crash:
                 self.runtime.broken = True
                 return
-            *shapes, out_shape = problem.shapes
             stored = [view(at, problem.dtype, shape) for at, shape in zip((q, k, v), shapes, strict=True)]
-            key = b"".join(each.tobytes()[:64] for each in stored)
-            if key not in memory_results:
-                values = [from_memory(each, problem.dtype) for each in stored]
-                memory_results[key] = plain_attention(*values, causal=problem.causal)
-            right, right_lse = memory_results[key]
-            exact = problem.out_dtype == "float64"
-            out_view = view(out, problem.spec.output, out_shape)
-            lse_view = view(lse, "float64" if exact else "float32", right_lse.shape)
-            if exact:
+            right, right_lse = self.right(problem, scale, *stored)
+            out_view, lse_view = view(out, problem.spec.output, out_shape), view(lse, lse_dtype, lse_shape)
+            if workspace:
+                ctypes.memset(workspace, 0x5A, plan.workspace_bytes)
+            if problem.out_dtype == "float64":
                 out_view[...], lse_view[...] = right, right_lse
                 return
             made = to_memory(right.astype(np.float32), problem.dtype)
@@ -200,10 +299,22 @@ class Simulation:
 class HostComparer:
     """templates/compare.cu.jinja in NumPy."""
 
-    def __init__(self, spec: Any, gpu: Any) -> None:
+    def __init__(self, runtime: HostRuntime, spec: Any, gpu: Any) -> None:
+        self.runtime = runtime
         self.spec = spec
 
-    def compare(self, arena: Any, **given: Any) -> Any:
+    def compare(self, arena: Any, *, stream: int, **given: int) -> Any:
+        dtype, rows, compared = self.spec.output, given["total_rows"], given["total_rows"] - given["first_row"]
+        row = ITEM_BYTES[dtype] * self.spec.value_dim
+        lse = given["lse_count"] // given["lse_length"] * given["lse_stride"] * 4
+        self.runtime.must_hold((given["out"], rows * row), (given["reference"], compared * self.spec.value_dim * 8))
+        self.runtime.must_hold((given["lse"], lse), (given["reference_lse"], given["lse_count"] * 8))
+        found: list[Any] = []
+        self.runtime.enqueue(stream, lambda: found.append(self.difference(**given)))
+        self.runtime.stream_synchronize(stream)
+        return found[0]
+
+    def difference(self, **given: int) -> Any:
         dtype, dim = self.spec.output, self.spec.value_dim
         rows, first = given["total_rows"], given["first_row"]
         ours = from_memory(view(given["out"], dtype, (rows, dim)), dtype).astype(np.float64)
@@ -222,21 +333,26 @@ class HostComparer:
 class HostChecksum:
     """tuner/checksum.py on the host."""
 
-    def __init__(self, gpu: Any, arena: Any, stream: int) -> None:
-        self.asked: list[int] = []
+    def __init__(self, runtime: HostRuntime, gpu: Any, arena: Any, stream: int) -> None:
+        self.runtime = runtime
+        self.stream = stream
+        self.asked = 0
+        self.found: list[int] = []
 
     def begin(self) -> None:
-        self.asked = []
+        self.asked = 0
+        self.runtime.enqueue(self.stream, self.found.clear)
 
     def ask(self, address: int, size: int) -> None:
-        self.asked.append(zlib.crc32(ctypes.string_at(address, size)))
+        assert address % 16 == 0
+        assert self.asked < checksum.MOST
+        self.asked += 1
+        self.runtime.must_hold((address, size))
+        self.runtime.enqueue(self.stream, lambda: self.found.append(zlib.crc32(ctypes.string_at(address, size))))
 
     def answers(self) -> list[int]:
-        return self.asked
-
-
-def reference_plan(problem: Problem, gpu: Any) -> Any:
-    return SimpleNamespace(problem=dataclasses.replace(exact.last_part(problem), out_dtype="float64"))
+        self.runtime.stream_synchronize(self.stream)
+        return list(self.found)
 
 
 def zeros(out: np.ndarray, lse: np.ndarray) -> None:
