@@ -22,6 +22,10 @@ from flashtune.tuner.timing import Timing
 from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
 
 
+_prepared: set[tuple[str, Problem]] = set()
+"""Units and problems, of this process."""
+
+
 def seconds_of(config: Config) -> float:
     return 1e-3 * (1 + zlib.crc32(config.key.encode()) % 1000 / 1000)
 
@@ -76,11 +80,13 @@ class FakeUnit:
 
     def prepare(self, problem: Problem) -> str | None:
         self.do("prepare")
+        _prepared.add((self.name, problem))
         return None
 
     def attempt(
         self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
     ) -> Outcome:
+        assert (self.name, problem) in _prepared, "attempted before it was prepared"
         self.write("attempt", problem, config)
         while self.beside and self.begun(self.beside) < self.begun(self.name):
             time.sleep(0.01)
@@ -93,6 +99,7 @@ class FakeUnit:
     def finals(
         self, problem: Problem, configs: Sequence[Config], seconds: float, margin: float | None = None
     ) -> dict[Config, list[float]]:
+        assert (self.name, problem) in _prepared, "a final before it was prepared"
         self.write("final", problem)
         self.do("final")
         return {config: [seconds_of(config)] * 9 for config in configs}

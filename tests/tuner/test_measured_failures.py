@@ -166,7 +166,7 @@ def test_a_problem_whose_reference_costs_two_workers_is_skipped(path: Path) -> N
         def prepare(self, problem: Problem) -> str | None:
             if problem.seqlen_q == 512:
                 raise DeviceLostError("the reference hit a wall")
-            return None
+            return super().prepare(problem)
 
     bench = Bad()
     report = run(path, [problem(512), PROBLEM], 10, bench=bench)
@@ -184,7 +184,7 @@ def test_deaths_over_a_reference_that_was_made_in_between_do_not_add_up(path: Pa
             self.prepared += 1
             if self.prepared in (2, 5):
                 raise DeviceLostError("killed for reasons of its own")
-            return None
+            return super().prepare(problem)
 
     def outcome(config: Config, number: int) -> Outcome | None:
         if number in (3, 6):

@@ -51,6 +51,7 @@ class Stage:
 
     def hire(self, unit: FakeBench) -> Silent:
         self.workers.append(Silent(unit))
+        unit.ready.add(PROBLEM)
         return self.workers[-1]
 
     def wait(self, seconds: float) -> Reply | None:

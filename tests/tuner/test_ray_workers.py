@@ -43,7 +43,7 @@ class Place:
 
     def __call__(self, number: int, gpu: Gpu, accelerator: str) -> FakeBench:
         assert (gpu, accelerator) == (GPU, "H100")
-        self.benches.append(FakeBench(unit=f"ray:{number}"))
+        self.benches.append(FakeBench(unit=f"ray:{number}", gpu=gpu))
         return self.benches[-1]
 
 

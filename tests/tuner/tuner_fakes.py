@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from flashtune.codegen.config import Config
-from flashtune.codegen.family import Family, family
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.family import Family, families, family
+from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem
 from flashtune.codegen.render import Source
 from flashtune.tuned_db.store import Store
@@ -24,12 +25,13 @@ from flashtune.tuner.readings import Readings
 from flashtune.tuner.report import Progress, Report
 from flashtune.tuner.strategy import DEFAULT_SAMPLER, strategy
 from flashtune.tuner.timing import Timing
-from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
+from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome, judge_resources
 from flashtune.tuner.worker import Lost, Ready, Request, answer
 
 GPU = gpu_by_alias("a100")
 READINGS = Readings(clock_mhz=1980.0, power_w=612.5, temperature_c=61.0, throttle="power_cap", contended=False)
 FAMILY = family("sm80_fwd")
+FAMILIES = families()
 
 
 def problem(seqlen: int = 1024, *, causal: bool = False, head_dim: int = 64) -> Problem:
@@ -76,15 +78,17 @@ class FakeBuilder:
     def __init__(self, facts: Callable[[Source], Built] | None = None) -> None:
         self.facts = facts or (lambda source: Built(digest=source.digest, registers=96, nvrtc="13.5"))
         self.submitted: Counter[str] = Counter()
+        self.closed = False
 
     def submit(self, source: Source) -> Future[Built]:
+        assert not self.closed, "a builder that was closed takes nothing"
         self.submitted[source.digest] += 1
         job: Future[Built] = Future()
         job.set_result(self.facts(source))
         return job
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 class FakeBench:
@@ -98,7 +102,9 @@ class FakeBench:
         outcome: Callable[[Config, int], Outcome | None] = lambda config, number: None,
         final: Callable[[Config], float] | None = None,
         unprepared: str = "",
+        gpu: Gpu = GPU,
     ) -> None:
+        self.gpu = gpu
         self.evidence = Evidence(unit=unit, driver="580.1", cupy="14.0")
         self.name = unit
         self.uuid = unit
@@ -113,22 +119,32 @@ class FakeBench:
         """How much slower the card is at an attempt."""
         self.finalists: dict[Problem, list[Config]] = {}
         self.opened = 0
+        self.ready: set[Problem] = set()
+        """Problems with inputs and reference in the worker of now."""
 
     def open(self) -> FakeBench:
         self.opened += 1
+        self.ready = set()
         return self
 
     def sources(self, problem: Problem) -> list[Source]:
         return []
 
     def prepare(self, problem: Problem) -> str | None:
-        return self.unprepared if self.unprepared and problem.seqlen_q > 4096 else None
+        if self.unprepared and problem.seqlen_q > 4096:
+            return self.unprepared
+        self.ready.add(problem)
+        return None
 
     def attempt(
         self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
     ) -> Outcome:
+        assert problem in self.ready, "attempted before it was prepared"
+        assert FAMILIES[config.family].illegal(config, problem.spec, self.gpu) is None
         self.attempts.append((problem, config))
         self.defaults.append(default)
+        if judged := judge_resources(problem, config, self.gpu, built):
+            return judged
         special = self.outcome(config, len(self.attempts))
         if special is not None:
             return special
@@ -149,10 +165,13 @@ class FakeBench:
     def finals(
         self, problem: Problem, configs: Sequence[Config], seconds: float, margin: float | None = None
     ) -> dict[Config, list[float]]:
+        assert problem in self.ready, "a final before it was prepared"
+        assert configs, "a final of nothing"
         self.finalists[problem] = list(configs)
         return {config: [self.final(config) for _ in range(9)] for config in configs}
 
     def alike(self, problem: Problem, config: Config, copies: int, seconds: float) -> list[list[float]]:
+        assert problem in self.ready, "timed before it was prepared"
         return [[self.final(config) for _ in range(9)] for _ in range(copies)]
 
     def readings(self) -> Readings:
@@ -183,7 +202,7 @@ class LocalWorker:
     def send(self, request: Request) -> None:
         if self._answers.closed:
             raise BrokenPipeError
-        said = answer(request, self.bench)
+        said = answer(pickle.loads(pickle.dumps(request)), self.bench)
         self._answers.send(said)
         if isinstance(said, Lost):
             self.kill()
