@@ -96,7 +96,7 @@ class TorchArrays(GpuArrays):
                 v.get_device(),
                 q.is_cuda and k.is_cuda and v.is_cuda,
                 (q_address | k_address | v_address) & 15,
-                q_address == 0 or k_address == 0 or v_address == 0,  # a subclass without memory, or nothing to read
+                q_address == 0 or k_address == 0 or v_address == 0,  # a subclass, freed memory, or nothing to read
                 (q.requires_grad or k.requires_grad or v.requires_grad) and self._is_grad_enabled(),
                 self._forward._current_level >= 0 and self._has_tangent((q, k, v)),
                 options,
@@ -109,7 +109,7 @@ class TorchArrays(GpuArrays):
                     out.dtype,
                     out.get_device(),
                     out.is_cuda,
-                    out_address & 15,
+                    out_address & 15 if out_address else None,
                     out.requires_grad and self._is_grad_enabled(),
                 )
             ready = self.memo.get(key)
@@ -181,6 +181,8 @@ class TorchArrays(GpuArrays):
             address = array.data_ptr()
         except RuntimeError as error:
             raise InvalidType(f"{name} is a tensor without memory of its own: {error}") from None
+        if not address and 0 not in array.shape:
+            raise InvalidType(f"{name} is a tensor without memory of its own: its storage has been freed")
         return Facts(
             name=name,
             shape=tuple(array.shape),

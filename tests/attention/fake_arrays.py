@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from fake_layer import FakeLayer, memory
+from fake_layer import FakeLayer, memory, own
 
 from flashtune._cupy import CupyArrays
 from flashtune._torch import TorchArrays
@@ -22,9 +22,12 @@ class FakeTensor:
     layout = "strided"
     tangent = None
     is_nested = False
+    freed = False
+    """Whether its storage is of size 0 by now, as sharded training leaves parameters."""
 
     def __init__(self, host: Any, device: int = 0, requires_grad: bool = False) -> None:
         self.host, self.index, self.requires_grad = host, device, requires_grad
+        own(self, host, device)
 
     @property
     def shape(self) -> Any:
@@ -49,13 +52,13 @@ class FakeTensor:
         return tuple(step // self.host.itemsize for step in self.host.strides)
 
     def data_ptr(self) -> int:
-        return int(self.host.ctypes.data)
+        return int(self.host.ctypes.data) if self.host.size and not self.freed else 0
 
     def element_size(self) -> int:
         return int(self.host.itemsize)
 
-    def new_empty(self, shape: tuple[int, ...], dtype: str) -> FakeTensor:
-        return FakeTensor(allocate(shape, dtype.removeprefix("torch.")), self.index)
+    def new_empty(self, shape: tuple[int, ...], *, dtype: str) -> FakeTensor:
+        return FakeTensor(allocate(shape, numpy_name(dtype)), self.index)
 
     def resolve_neg(self) -> FakeTensor:
         return self
@@ -99,14 +102,31 @@ class FakeArray:
 
     layer: Any
 
-    def __init__(self, shape: Any, dtype: Any = None, host: Any = None, device: int | None = None) -> None:
+    def __init__(self, shape: Any, dtype: Any = None, *, host: Any = None, device: int | None = None) -> None:
         self.host = allocate(shape, dtype) if host is None else host
         index = self.layer.current if device is None else device
-        self.data = SimpleNamespace(ptr=int(self.host.ctypes.data), device_id=index)
+        self.data = SimpleNamespace(ptr=int(self.host.ctypes.data) if self.host.size else 0, device_id=index)
+        own(self, self.host, index)
 
     shape = property(lambda self: self.host.shape)
     dtype = property(lambda self: self.host.dtype)
     strides = property(lambda self: self.host.strides)
+    _c_contiguous = property(lambda self: self.host.flags.c_contiguous)
+
+
+class FakeMemory:
+    """What CuPy's allocator gives."""
+
+    def __init__(self, host: Any, device: int) -> None:
+        self.host, self.ptr, self.device_id = host, int(host.ctypes.data), device
+        own(self, host, device)
+
+
+def numpy_name(dtype: str) -> str:
+    """Of a dtype of torch, which takes no other."""
+    library, _, name = dtype.partition(".")
+    assert library == "torch"
+    return name
 
 
 allocations = 0
@@ -169,13 +189,12 @@ class Fakes:
             )
             self.kind = CupyArrays(module, self.layer)
 
-    def _alloc(self, size: int) -> SimpleNamespace:
-        host = allocate((size,), np.uint8)
-        return SimpleNamespace(ptr=int(host.ctypes.data), host=host)
+    def _alloc(self, size: int) -> FakeMemory:
+        return FakeMemory(allocate((size,), np.uint8), self.layer.current)
 
     def _empty_strided(self, shape: Any, strides: Any, *, dtype: str, device: str) -> FakeTensor:
         assert device == "cuda", "the current device"
-        tensor = FakeTensor(allocate(shape, dtype.removeprefix("torch.")), self.layer.current)
+        tensor = FakeTensor(allocate(shape, numpy_name(dtype)), self.layer.current)
         assert tensor.stride() == strides
         return tensor
 

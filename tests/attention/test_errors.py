@@ -233,6 +233,30 @@ class TestTorch:
             attention(*arrays)
         assert len(fakes.layer.launches) == 1
 
+    @pytest.mark.parametrize("at", [0, 1, 2])
+    @pytest.mark.parametrize("warm", [True, False])
+    def test_freed_memory_is_not_read(self, fakes: Any, at: int, warm: bool) -> None:
+        """A hole in the tests: with ``True`` for the look at one of the addresses, a warm call launched with it."""
+        arrays = [fakes.random(1, 4, 2, 16) for _ in range(3)]
+        for _ in range(3 * warm):
+            attention(*arrays)
+        launched = len(fakes.layer.launches)
+        arrays[at].freed = True
+        with pytest.raises(InvalidType, match=f"{'qkv'[at]} is a tensor without memory of its own.*freed"):
+            attention(*arrays)
+        assert len(fakes.layer.launches) == launched
+
+    @pytest.mark.parametrize("warm", [True, False])
+    def test_freed_memory_is_not_written(self, fakes: Any, warm: bool) -> None:
+        q, out = fakes.random(1, 4, 2, 16), fakes.random(1, 4, 2, 16)
+        for _ in range(2 * warm):
+            attention(q, q, q, out=out)
+        launched = len(fakes.layer.launches)
+        out.freed = True
+        with pytest.raises(InvalidType, match=r"out is a tensor without memory of its own.*freed"):
+            attention(q, q, q, out=out)
+        assert len(fakes.layer.launches) == launched
+
 
 @pytest.mark.parametrize("wrong", [None, 1.0, [[1.0]], object(), "abc"], ids=lambda value: type(value).__name__)
 def test_no_array_at_all(wrong: object) -> None:

@@ -61,7 +61,9 @@ def test_a_launch_goes_to_the_stream_of_the_tensors_device(fakes: Any) -> None:
     attention(q, k, v)
     elsewhere = [fakes.array(each.host, 1) for each in (q, k, v)]
     out = attention(*elsewhere)
-    assert [(launch.device, launch.stream) for launch in fakes.layer.launches] == [(0, 7000), (0, 8000), (1, 8001)]
+    attention(elsewhere[0], fakes.array(np.repeat(k.host, 2, axis=-1)[..., ::2], 1), elsewhere[2])  # copies k
+    launched = [(launch.device, launch.stream) for launch in fakes.layer.launches]
+    assert launched == [(0, 7000), (0, 8000), (1, 8001), (1, 8001)]
     assert (out.index if fakes.name == "torch" else out.data.device_id) == 1
 
 

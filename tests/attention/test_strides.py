@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_arrays import FakeArray, Fakes
 from fake_calls import expected, inputs, same
 
-from flashtune import attention
+from flashtune import _arrays, attention
 from flashtune._arrays import Facts
 from flashtune._check import _is_aligned
 
@@ -29,6 +31,24 @@ def test_expanded_heads_and_batch(fakes: Any) -> None:
     one = fakes.random(1, 7, 1, 16, seed=1).host
     k = fakes.array(np.broadcast_to(one, (2, 7, 4, 16)))
     same(attention(q, k, k), expected(q, k, k)[0])
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_arrays_may_say_that_they_are_contiguous(says: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Strides then count where they are not; a CuPy whose arrays don't say so does as well."""
+    monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
+    if not says:
+        monkeypatch.delattr(FakeArray, "_c_contiguous")
+    fakes = Fakes("cupy")
+    _arrays.register(fakes.kind)
+    try:
+        q, k, v = inputs(fakes)
+        spread = fakes.array(np.repeat(k.host, 2, axis=1)[:, ::2])
+        for keys in (k, spread, k, spread):
+            same(attention(q, keys, v), expected(q, keys, v)[0])
+        assert len({launch.strides for launch in fakes.layer.launches}) == 2
+    finally:
+        _arrays.unregister(fakes.kind)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -292,3 +292,21 @@ class TestErrors:
                 assert not attention(*arrays).requires_grad
             with pytest.raises(NotImplementedError, match="no_grad"):
                 attention(*arrays)
+
+    def test_freed_memory(self, library: Any) -> None:
+        if library.name != "torch":
+            pytest.skip("torch alone frees the storage of a tensor that lives on")
+        torch = library.torch
+        arrays = [torch.ones((1, 4, 1, 64), dtype=torch.float16, device="cuda") for _ in range(4)]
+        for _ in range(3):
+            attention(*arrays[:3], out=arrays[3])
+            attention(*arrays[:3])
+        for each in (*arrays[1:3], arrays[3]):
+            size = each.untyped_storage().size()
+            each.untyped_storage().resize_(0)
+            with pytest.raises(FlashtuneError, match="memory of its own"):
+                attention(*arrays[:3], out=arrays[3] if each is arrays[3] else None)
+            each.untyped_storage().resize_(size)
+            each.fill_(1)
+        attention(*arrays[:3])
+        torch.cuda.synchronize()

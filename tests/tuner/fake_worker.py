@@ -21,7 +21,6 @@ from flashtune.tuner.readings import Readings
 from flashtune.tuner.timing import Timing
 from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
 
-
 _prepared: set[tuple[str, Problem]] = set()
 """Units and problems, of this process."""
 
