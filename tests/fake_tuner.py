@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,14 @@ from command_line import run
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
+from flashtune.tuner import session
 from flashtune.tuner.report import Progress, Report, Row
 
 H100 = gpu_by_alias("h100")
 ONE = Problem(dtype="bfloat16", head_dim=64, batch=1, seqlen_q=256, seqlen_k=256, num_heads=4, num_heads_kv=4)
 TWO = replace(ONE, seqlen_q=512, seqlen_k=512, causal=True)
+SIGNATURE = inspect.signature(session.tune)
+"""Of the real one, which takes nothing else."""
 
 
 class Tuner:
@@ -27,6 +31,7 @@ class Tuner:
         self.changes: dict[str, Any] = {}
 
     def __call__(self, problems: list[Problem], gpu: Any, **options: Any) -> Report:
+        SIGNATURE.bind(problems, gpu, **options)
         self.asked.append({"problems": list(problems), **options})
         options["progress"](Progress(0.5, "half of it"))
         rows = tuple(

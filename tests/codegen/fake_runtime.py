@@ -32,10 +32,19 @@ def fake_runtime(cards: list[DeviceAttributes], *, driver: int = 13000, error: s
             raise FakeCudaError(error)
         return len(cards)
 
+    def card_of(index: int) -> DeviceAttributes:
+        if not 0 <= index < count():
+            raise FakeCudaError("cudaErrorInvalidDevice: invalid device ordinal")
+        return cards[index]
+
     def properties(index: int) -> dict[str, object]:
-        card = cards[index]
+        card = card_of(index)
         major, minor = card.capability
         return {"name": card.name.encode(), "major": major, "minor": minor, "totalGlobalMem": card.memory_bytes}
+
+    def pci_bus(index: int) -> str:
+        card_of(index)
+        return f"0000:{index:02X}:00.0"
 
     fields = {
         "MultiProcessorCount": "num_sms",
@@ -49,8 +58,8 @@ def fake_runtime(cards: list[DeviceAttributes], *, driver: int = 13000, error: s
         CUDARuntimeError=FakeCudaError,
         getDeviceCount=count,
         getDeviceProperties=properties,
-        deviceGetAttribute=lambda field, index: getattr(cards[index], field),
-        deviceGetPCIBusId=lambda index: f"0000:{index:02X}:00.0",
+        deviceGetAttribute=lambda field, index: getattr(card_of(index), field),
+        deviceGetPCIBusId=pci_bus,
         driverGetVersion=lambda: driver,
         runtimeGetVersion=lambda: 13020,
         **{f"cudaDevAttr{name}": field for name, field in fields.items()},

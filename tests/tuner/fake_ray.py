@@ -6,6 +6,7 @@ errors of Ray's own, and a whole run in which flashtune asks for real devices.
 
 from __future__ import annotations
 
+import pickle
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +20,11 @@ THREE = [("10.0.0.1", 1, "H100"), ("10.0.0.2", 1, "H100"), ("10.0.0.3", 1, "H100
 
 class ActorDiedError(Exception):
     pass
+
+
+def travelled(value: Any) -> Any:
+    """As it arrives in another process."""
+    return pickle.loads(pickle.dumps(value))
 
 
 class Actor:
@@ -42,7 +48,7 @@ class Actor:
                 job.set_exception(ActorDiedError(*self.death.args))
             else:
                 self._open.append(job)
-                self._calls.put((name, arguments, job))
+                self._calls.put((name, travelled(arguments), job))
         return job
 
     def place(self, node: Node) -> None:
@@ -58,7 +64,7 @@ class Actor:
         while (call := self._calls.get()) is not None:
             name, arguments, job = call
             try:
-                result, error = getattr(host, name)(*arguments), None
+                result, error = travelled(getattr(host, name)(*arguments)), None
             except Exception as raised:
                 result, error = None, raised
             with self._ray.lock:
@@ -88,13 +94,13 @@ class Node:
 class FakeRay:
     """Stands in for the module. ``asked`` are the options that actors were made with."""
 
-    def __init__(self, nodes: Sequence[tuple[str, int, str]] = ()) -> None:
+    def __init__(self, nodes: Sequence[tuple[str, int, str]] = (), *, connected: bool = True) -> None:
         self.lock = threading.RLock()
         self.all = [Node(*each) for each in nodes]
         self.waiting: list[Actor] = []
         self.asked: list[dict[str, Any]] = []
         self.calls: list[Any] = []
-        self.connected = False
+        self.connected = connected
         self.failure: Exception | None = None
         """Of `init`."""
         self.others = 0
@@ -115,7 +121,11 @@ class FakeRay:
         self.calls.append("shutdown")
         self.connected = False
 
+    def must_be_connected(self) -> None:
+        assert self.connected, "ray would start a cluster of its own"
+
     def nodes(self) -> list[dict[str, Any]]:
+        self.must_be_connected()
         return [
             {
                 "Alive": True,
@@ -128,12 +138,14 @@ class FakeRay:
         ]
 
     def available_resources(self) -> dict[str, float]:
+        self.must_be_connected()
         free = sum(each.gpus - len(each.actors) for each in self.all) - self.others
         return {"CPU": 4.0, "GPU": float(free)} if free else {"CPU": 4.0}
 
     def remote(self, **options: Any) -> Callable[[type], Any]:
         def kind(made: type) -> Any:
             def start(*arguments: Any) -> Actor:
+                self.must_be_connected()
                 actor = Actor(self, lambda: made(*arguments))
                 with self.lock:
                     self.asked.append(options)
@@ -157,6 +169,8 @@ class FakeRay:
     def wait(
         self, references: Sequence[Future[Any]], *, num_returns: int = 1, timeout: float | None = None
     ) -> tuple[list[Future[Any]], list[Future[Any]]]:
+        if not 0 < num_returns <= len(references) or len(set(references)) < len(references):
+            raise ValueError("as ray.wait has it: different references, and as many as are to be ready")
         wait(references, timeout, FIRST_COMPLETED if num_returns == 1 else "ALL_COMPLETED")
         return [each for each in references if each.done()], [each for each in references if not each.done()]
 

@@ -65,7 +65,7 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.Monkey
 
 
 def test_an_address_where_nothing_answers_is_told_at_once() -> None:
-    ray = FakeRay()
+    ray = FakeRay(connected=False)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -84,7 +84,7 @@ def test_an_address_where_nothing_answers_is_told_at_once() -> None:
     ],
 )
 def test_a_cluster_that_refuses_is_one_line(failure: Exception, message: str) -> None:
-    ray = FakeRay()
+    ray = FakeRay(connected=False)
     ray.failure = failure
     with pytest.raises(NoGpu, match=message) as caught:
         connect(ray, "auto")

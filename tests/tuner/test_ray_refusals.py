@@ -55,12 +55,13 @@ def test_a_node_without_flashtune_is_told_what_to_install(monkeypatch: pytest.Mo
 
 
 def test_a_cluster_without_the_gpu_leaves_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = FakeRay([("10.0.0.2", 8, "A100")])
+    ray = FakeRay([("10.0.0.2", 8, "A100")], connected=False)
     monkeypatch.setattr(ray_crew, "import_ray", lambda: ray)
     with pytest.raises(NoGpu, match=r"offers no h100-sxm: it has no H100\. Its GPUs, by node: 8 A100"):
         session.tune([PROBLEM], "h100", database=tmp_path / "db", ray="auto")
     with pytest.raises(InvalidInput, match="name the GPU model"):
         session.tune([PROBLEM], database=tmp_path / "db", ray="auto")
     assert not (tmp_path / "db").exists()
-    assert ray_cluster.free_gpus(ray, session.gpu_by_alias("a100"), 9) == 8
     assert ray.calls == ["auto", "shutdown"]
+    ray.connected = True
+    assert ray_cluster.free_gpus(ray, session.gpu_by_alias("a100"), 9) == 8

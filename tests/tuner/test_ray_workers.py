@@ -137,7 +137,7 @@ def test_a_death_is_told_in_a_line(text: str, line: str) -> None:
 
 
 def test_tune_measures_on_the_cluster_and_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, bench = FakeRay(THREE), FakeBench()
+    ray, bench = FakeRay(THREE, connected=False), FakeBench()
     sent: list[str] = []
 
     def compiled(source: Any, arch: str) -> Compiled:
