@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO
 
 from flashtune import settings
@@ -37,7 +38,7 @@ def carry(source: Store, target: Store, progress: Progress = lambda text: None) 
     this version can't read, or of a date that is yet to come, are passed over. Predictions stay where they were made.
     """
     settings.author()  # a name that can't be stored would fail at the very end
-    with tempfile.TemporaryFile(prefix="flashtune-") as missing:
+    with _scratch_file() as missing:
         found = _Comparison(source, target, missing, progress)
         stored = Stored(0, 0)
         if found.missing:
@@ -47,6 +48,17 @@ def carry(source: Store, target: Store, progress: Progress = lambda text: None) 
             stored = target.add_parts(_parts(missing, found.missing, progress), arrival)
     late = found.missing - stored.new - stored.removed  # another process added them meanwhile
     return Added(stored.new, found.known + late, found.removed + stored.removed, found.unreadable)
+
+
+@contextmanager
+def _scratch_file() -> Iterator[IO[bytes]]:
+    """A file without a name; a full disk is told of by the folder that it is in."""
+    try:
+        with tempfile.TemporaryFile(prefix="flashtune-") as file:
+            yield file
+    except OSError as error:
+        error.filename = error.filename or tempfile.gettempdir()
+        raise
 
 
 class _Comparison:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -290,3 +291,16 @@ def test_a_look_up_never_asks_the_server(
     assert lookup.find(problem(), gpu_by_alias("h200")).level == "default"
     with pytest.raises(AssertionError, match="network"):
         team.measurements()
+
+
+def test_a_full_disk_is_told_of_by_the_folder_of_what_is_missing(
+    tmp_path: Path, rows: list[Measurement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """m5: an error of writing has no name of its own, and was said to be that of the output."""
+    monkeypatch.setattr(transfer.tempfile, "TemporaryFile", lambda **_: open("/dev/full", "w+b"))  # noqa: SIM115
+    with Store.open(tmp_path / "one.db") as one, Store.open(tmp_path / "other.db") as other:
+        one.add(rows)
+        with pytest.raises(OSError, match="No space left") as caught:
+            carry(one, other)
+        assert other.measurements() == []
+    assert caught.value.filename == tempfile.gettempdir()
