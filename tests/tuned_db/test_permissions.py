@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -81,6 +83,43 @@ print([each.exitcode for each in workers], {answers.get() for _ in range(12)})
     )
     output, _ = start(code, path).communicate(timeout=120)
     assert output == "[0, 0, 0, 0] {(False, 1, 'exact')}\n"
+    assert snapshot(read_only_folder) == before
+
+
+@needs_posix
+@pytest.mark.parametrize("beside", [{}, {"-wal": 0}, {"-wal": 0, "-shm": 32768}, {"-journal": 0}], ids=str)
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_what_lies_empty_beside_a_database_changes_nothing(
+    start: Start, read_only_folder: Path, tmp_path: Path, journal: str, beside: dict[str, int]
+) -> None:
+    """A hole in the tests: an empty log, as a writer that was killed leaves it, could make the file unreadable."""
+    path = read_only_folder / "tuned.db"
+    read_only_folder.chmod(0o755)
+    path.chmod(0o644)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute(f"PRAGMA journal_mode = {journal}").fetchone() == (journal.lower(),)
+    for end, size in beside.items():
+        path.with_name(path.name + end).write_bytes(bytes(size))
+    path.chmod(0o444)
+    read_only_folder.chmod(0o555)
+    before = snapshot(read_only_folder)
+    other = shutil.copy(path, tmp_path / "other.db")
+    code = (
+        f"there, path = path, {str(other)!r}\n"  # who may write would tidy up
+        "from types import SimpleNamespace\n"
+        "from click.testing import CliRunner\n"
+        "from flashtune.cli import main\n"
+        "from flashtune.codegen import model\n"
+        "from flashtune.tuned_db import lookup\n"
+        "model.predict = lookup.predict = lambda *_: SimpleNamespace(seconds=1e-3)\n"
+        "level = lambda: lookup.find(fakes.make_problem(), fakes.H200, store_path=path).level\n"
+        "listed = lambda: CliRunner().invoke(main, ['list', '--db', path])\n"
+        "level(), listed()\n" + AS_NOBODY + "path = there\n"
+        "print(os.access(path, os.W_OK), len(Store.open(path, readonly=True).measurements()), level())\n"
+        "print(listed().exit_code, 'block=128' in listed().output)\n"
+    )
+    output, _ = start(code, path).communicate(timeout=120)
+    assert output == "False 1 exact\n0 True\n"
     assert snapshot(read_only_folder) == before
 
 
