@@ -25,10 +25,23 @@ class Limit:
 
 def limit(problem: Problem, gpu: Gpu) -> Limit:
     """16-bit problems run on tensor cores where the card has any; softmax is not counted, inputs are read once."""
-    tensor = problem.dtype != "float32" and gpu.tensor_tflops > 0
-    rate = gpu.tensor_tflops if tensor else gpu.fp32_tflops
+    tensor, rate = _rate(problem, gpu)
     arithmetic = problem.flops / (rate * 1e12)
     memory = problem.min_bytes / (gpu.bandwidth_gb_s * 1e9)
     if memory > arithmetic:
         return Limit(memory, "bandwidth", rate)
     return Limit(arithmetic, "tensor rate" if tensor else "float32 rate", rate)
+
+
+def least_seconds(problem: Problem, gpu: Gpu) -> float:
+    """What bounds even a launch that finds its tensors where the last one left them: only what is more than L2 holds
+    comes from device memory then."""
+    _, rate = _rate(problem, gpu)
+    memory = max(0, problem.min_bytes - gpu.l2_bytes) / (gpu.bandwidth_gb_s * 1e9)
+    return max(problem.flops / (rate * 1e12), memory)
+
+
+def _rate(problem: Problem, gpu: Gpu) -> tuple[bool, float]:
+    """Whether tensor cores do the arithmetic, and 10^12 operations per second."""
+    tensor = problem.dtype != "float32" and gpu.tensor_tflops > 0
+    return tensor, gpu.tensor_tflops if tensor else gpu.fp32_tflops

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 from flashtune.codegen.problem import Problem
 
-_CHIP = re.compile(r"(?P<model>[^/]+)/(?P<sms>\d+)sm/smem\d+/l2-(?P<l2>\d+)/(?P<memory>\d+)gb(?:/mig-(?P<mig>.+))?")
+CHIP = re.compile(
+    r"(?P<model>[^/]+)/(?P<sms>\d+)sm/smem\d+/l2-(?P<l2>\d+)/(?P<memory>\d+)gb(?:/mig-(?P<mig>.+))?", re.ASCII
+)
+"""A device-model key behind its capability."""
 
 
 def chip_distance(one: str, other: str) -> tuple[int, float]:
@@ -17,7 +20,7 @@ def chip_distance(one: str, other: str) -> tuple[int, float]:
     Octaves between their numbers of SMs, L2 sizes and memory sizes, added; a MIG slice is farther from a whole chip
     than any whole chip. A key of unknown form comes last.
     """
-    first, second = (_CHIP.fullmatch(key.partition("/")[2]) for key in (one, other))
+    first, second = (CHIP.fullmatch(key.partition("/")[2]) for key in (one, other))
     if not first or not second:
         return 2, 0.0
     octaves = sum(

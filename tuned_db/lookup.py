@@ -40,6 +40,7 @@ from flashtune.settings import database_path
 
 from .distance import chip_distance
 from .neighbours import near_problems
+from .plausible import plausible
 from .ranked import Ranked
 from .records import Choice, Level, Measurement, Prediction, Trust, Variant, capability
 from .sources import Source, bundled
@@ -215,7 +216,7 @@ class _Search:
         if best is None or best.measurement.stage == "final":
             return best
         finals = source.measurements(problem=problem, gpu_key=gpu_key, status="ok", stage="final")
-        return None if finals else best
+        return None if plausible(finals) else best
 
     def _fitted(self, config: Config) -> Config:
         """The winner of another problem, changed where the family knows that it must be."""

@@ -4,11 +4,11 @@ The claim of a variant (family, config, source) on one problem and GPU model is 
 interleaved final. Trust is not stored: it is derived from the finals that are there, so it merges with them. Only
 ratios are compared: they travel between cards and days, microseconds don't. The policy:
 
-1. Finals with status ``ok`` and a ratio count, grouped by session: a session says the median of its rows. Rows that
-   were made while the card was slowed down or shared (`Measurement.flagged`) count only where a variant has no other.
-   Of those that are left and are of several compilers, only rows of the nearest to ours count (`toolchain.py`): what
-   another one made of the source neither confirms nor disputes. Sessions with an interval wider than `BLURRED` don't
-   count at all: they would agree with anything.
+1. Finals with status ``ok``, a ratio and times that there can be (`plausible.py`) count, grouped by session: a session
+   says the median of its rows. Rows that were made while the card was slowed down or shared (`Measurement.flagged`)
+   count only where a variant has no other. Of those that are left and are of several compilers, only rows of the
+   nearest to ours count (`toolchain.py`): what another one made of the source neither confirms nor disputes. Sessions
+   with an interval wider than `BLURRED` don't count at all: they would agree with anything.
 2. Sessions are independent where their day (UTC) or their card differs; a card that is not known is no other card. A
    session is of the day and card of its newest row. Those of one day and card are one witness, which says their median.
 3. Two witnesses can be compared unless they are known to have measured against different defaults (config or source).
@@ -34,6 +34,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from .plausible import plausible
 from .records import Measurement, Trust, Variant
 from .toolchain import compatible
 
@@ -89,7 +90,7 @@ class Witness:
 
 def trust_of(measurements: Iterable[Measurement], variant: Variant) -> Trust | None:
     """The trust in ``variant`` by ``measurements`` of one problem and GPU model; None where it claims nothing."""
-    rows = list(measurements)
+    rows = plausible(measurements)
     finals = [each for each in rows if (each.status, each.stage, each.variant) == ("ok", "final", variant)]
     return judged(compatible(unflagged(finals)), defaults(rows))
 

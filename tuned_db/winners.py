@@ -2,16 +2,19 @@
 
 Winners are not stored, so databases merge without conflicts and a better policy needs no migration. The policy:
 
-1. Only ``ok`` rows count. A variant (family, config, source) that was ``wrong``, made an ``illegal_access`` or cost two
-   workers for the spec is out, as far as that counts on this device model (`blocklist.py`).
+1. Only ``ok`` rows count, of times that there can be (`plausible.py`). A variant (family, config, source) that was
+   ``wrong``, made an ``illegal_access`` or cost two workers for the spec is out, as far as that counts on this device
+   model (`blocklist.py`).
 2. A variant counts at its best stage only: finals, where candidates and default ran interleaved, before ``measure``
    before ``screen``. Variants with finals come before those without. Rows that were made while the card was slowed
    down or shared (`Measurement.flagged`) count only where a variant has no other at that stage. Of several compilers
    the nearest to ours counts (`toolchain.py`): what was faster with one may be slower with the next.
-3. Within a stage, variants with a ratio to the default config of the same session come before those without, which are
-   ordered by time: ratios compare across sessions, units and days, microseconds don't. The ratio is the median over
-   paired rounds; rows of the first schema have that of medians. Several rows of one variant count by their median, and
-   so do the ends of their intervals: one lucky run wins nothing.
+3. Within a stage, variants with a ratio to the default config of the same session come before those without: ratios
+   compare across sessions, units and days, microseconds don't, not even by way of the clock, which memory does not
+   follow. So those without are ordered by time within a session. The session that has most of them comes first, of
+   equals the first by its id; then what others have besides. The ratio is the median over paired rounds; rows of the
+   first schema have that of medians. Several rows of one variant count by their median, and so do the ends of their
+   intervals: one lucky run wins nothing.
 4. A winner is never slower than the default: its interval must not reach above 1, where there is none its ratio.
    The default's own is 1 without an interval around it, so it wins where nothing is clearly faster.
 5. What can't be told apart is a tie set: all whose interval overlaps that of the fastest. Two 95 % intervals come apart
@@ -34,6 +37,8 @@ The same rows in any order give the same winner, on every machine with the same 
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
@@ -41,6 +46,7 @@ from flashtune.codegen.config import Config
 
 from . import blocklist
 from .blocklist import Failure
+from .plausible import plausible
 from .ranked import BEST_FIRST, Ranked, races_of, ranked
 from .records import Measurement, Variant
 from .trust import defaults, judged
@@ -65,9 +71,9 @@ def _ranking(
     measurements: Iterable[Measurement], barred: Collection[Variant], toolchain: str | None = None
 ) -> Iterator[Ranked]:
     """:func:`rank`, of which a look-up needs only the first."""
-    rows = list(measurements)
+    rows = plausible(measurements)
     stages: dict[str, list[Ranked]] = {stage: [] for stage in BEST_FIRST}
-    for each in _trusted(variants(rows, barred, toolchain=toolchain), rows):
+    for each in _trusted(_variants(rows, barred, toolchain), rows):
         stages[each.rows[0].stage].append(each)
     for stage in stages.values():
         yield from _ordered(stage)
@@ -77,6 +83,10 @@ def variants(
     measurements: Iterable[Measurement], barred: Collection[Variant] = (), *, toolchain: str | None = None
 ) -> list[Ranked]:
     """Rules 1 and 2 alone: what may be used, in no order, those slower than the default included."""
+    return _variants(plausible(measurements), barred, toolchain)
+
+
+def _variants(measurements: Iterable[Measurement], barred: Collection[Variant], toolchain: str | None) -> list[Ranked]:
     rows: dict[Variant, list[Measurement]] = defaultdict(list)
     failed = []
     for each in measurements:
@@ -100,7 +110,7 @@ def best_first(by_stage: Callable[[str], Iterable[Measurement]], barred: Collect
     """:func:`rank` that asks for the rows of one stage at a time, since finals usually decide."""
     out = frozenset(barred)
     for stage in BEST_FIRST:
-        rows = list(by_stage(stage))
+        rows = plausible(by_stage(stage))
         yield from _ranking(rows, out)
         out = out.union(each.variant for each in rows if each.status == "ok")
 
@@ -149,7 +159,24 @@ def _ordered(stage: Iterable[Ranked]) -> Iterator[Ranked]:
         placed = {each.variant for each in ahead}
         sound = [*ahead, *_tie_sets(each for each in compared if each.variant not in placed)]
     yield from sound
-    yield from sorted((each for each in found if each.ratio is None), key=lambda each: each.speed)
+    yield from _by_session([each for each in found if each.ratio is None])
+
+
+def _by_session(found: Sequence[Ranked]) -> list[Ranked]:
+    """Rule 3 for variants without a ratio."""
+    times: dict[str, dict[Variant, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for each in found:
+        for row in each.rows:
+            times[row.session][each.variant].append(row.median_us or math.inf)
+    sessions = sorted(times, key=lambda session: (-len(times[session]), session))
+    ordered: dict[Variant, Ranked] = {}
+    named = {each.variant: each for each in found}
+    for session in sessions:
+        own = {variant: statistics.median(several) for variant, several in times[session].items()}
+        ordered |= {
+            each: named[each] for each in sorted(own, key=lambda each: (own[each], each)) if each not in ordered
+        }
+    return list(ordered.values())
 
 
 def _tie_sets(compared: Iterable[Ranked]) -> Iterator[Ranked]:

@@ -14,6 +14,7 @@ from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.distance import chip_distance, problem_distance
 from flashtune.tuned_db.lookup import find, source_digest
+from flashtune.tuned_db.plausible import impossible
 from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, Measurement, capability, new_id, now
 from flashtune.tuned_db.sources import Source, bundled
 from flashtune.tuned_db.store import Store
@@ -100,7 +101,7 @@ def known(store: Store, problem: Problem, gpu: Gpu, *, unit: str) -> dict[Config
     """
     rows: dict[Config, Measurement] = {}
     for each in store.measurements(problem=problem, gpu_key=gpu.key):
-        if each.status not in SETTLED or each.stage == "final":
+        if each.status not in SETTLED or each.stage == "final" or impossible(each):
             continue
         if each.source_digest and each.source_digest != source_digest(problem.spec, each.config):
             continue

@@ -119,7 +119,7 @@ def test_hangs_of_two_problems_of_a_spec_count_in_the_store_and_in_rankings(
 ) -> None:
     hung, fine = pair(block=16, stages=1), pair(block=32, stages=1)
     shapes = [problem(seqlen_q=length) for length in (512, 1024)]
-    rows = [measurement(config=each, problem=shapes[0], median_us=time) for each, time in ((hung, 1.0), (fine, 2.0))]
+    rows = [measurement(config=each, problem=shapes[0], median_us=time) for each, time in ((hung, 10.0), (fine, 20.0))]
     store.record_all(rows)
     for session, shape in zip("ab", shapes, strict=True):
         assert not store.blocklisted(shape.spec, H200.key)

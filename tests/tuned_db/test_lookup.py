@@ -72,7 +72,7 @@ def test_a_changed_template_makes_old_winners_configs_of_an_older_source(
 def test_exact_comes_before_older_before_neighbour(look: Make, store: Store, measurement: Make, problem: Make) -> None:
     store.record(measurement(problem=problem(batch=4)))
     assert look().level == "neighbour"
-    store.record(measurement(source_digest=STALE, median_us=1.0))
+    store.record(measurement(source_digest=STALE, median_us=10.0))
     assert look().level == "older_source"
     store.record(measurement())
     assert look().level == "exact"
@@ -132,8 +132,8 @@ def test_a_launch_that_needs_too_many_tiles_is_passed_over(
     huge = problem(batch=2**20, seqlen_q=2**13, num_heads=16)
     store.record_all(
         [
-            measurement(problem=huge, config=pair(block=16, stages=1), median_us=10.0),
-            measurement(problem=huge, config=pair(block=128, stages=1)),
+            measurement(problem=huge, config=pair(block=16, stages=1), median_us=1e9, baseline_us=2e9),
+            measurement(problem=huge, config=pair(block=128, stages=1), median_us=1.5e9, baseline_us=2e9),
         ]
     )
     assert look(huge).config == pair(block=128, stages=1)

@@ -32,12 +32,12 @@ def tried(measurement: Make, pair: Make) -> Make:
 
 
 def test_finals_come_before_faster_screens(tried: Make) -> None:
-    rows = [tried(16, stage="screen", median_us=1.0), tried(32), tried(64, stage="measure", median_us=2.0)]
+    rows = [tried(16, stage="screen", median_us=10.0), tried(32), tried(64, stage="measure", median_us=20.0)]
     assert blocks(rank(rows)) == [32, 64, 16]
 
 
 def test_a_variant_counts_at_its_best_stage_only(tried: Make) -> None:
-    rows = [tried(16, stage="screen", median_us=1.0), tried(16, median_us=90.0), tried(32, median_us=80.0)]
+    rows = [tried(16, stage="screen", median_us=10.0), tried(16, median_us=90.0), tried(32, median_us=80.0)]
     ranked = rank(rows)
     assert blocks(ranked) == [32, 16]
     assert ranked[1].median_us == 90.0
@@ -50,7 +50,7 @@ def test_time_relative_to_the_default_decides_across_sessions(tried: Make) -> No
 
 
 def test_a_variant_with_a_baseline_comes_before_one_without(tried: Make) -> None:
-    assert blocks(rank([tried(16, baseline_us=None, median_us=1.0), tried(32)])) == [32, 16]
+    assert blocks(rank([tried(16, baseline_us=None, median_us=10.0), tried(32)])) == [32, 16]
 
 
 def test_slower_than_the_default_is_not_a_winner(tried: Make) -> None:
@@ -79,7 +79,7 @@ def test_wrong_with_another_source_does_not_count(tried: Make) -> None:
 
 @pytest.mark.parametrize("status", ["timeout", "failed", "skipped", "out_of_memory", "spills", "compile_error"])
 def test_other_failures_neither_win_nor_bar(tried: Make, status: str) -> None:
-    rows = [tried(16), tried(16, status=status, median_us=None), tried(32, status=status, median_us=1.0)]
+    rows = [tried(16), tried(16, status=status, median_us=None), tried(32, status=status, median_us=10.0)]
     assert blocks(rank(rows)) == [16]
 
 
