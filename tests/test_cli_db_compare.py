@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -181,3 +184,16 @@ class TestDiff:
         data[100:3000] = bytes(2900)
         filled.write_bytes(data)
         assert "damaged" in call("diff", str(filled), str(SHIPPED), code=2).output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_difference_that_can_not_be_written_is_trouble_and_not_a_difference(filled: Path) -> None:
+    """M4, the kind: 1 would mean that they differ."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
+    with Path("/dev/full").open("w") as device:
+        done = subprocess.run(
+            [sys.executable, "-m", "flashtune", "db", "diff", filled, filled], stdout=device, stderr=subprocess.PIPE,
+            text=True, check=False, env=environment,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.endswith("\nError: No space left on device: standard output\n")

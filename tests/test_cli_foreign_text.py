@@ -40,7 +40,7 @@ REFUSED = {
     "no parameter": ["source", "--gpu", "h100", *PROBLEM, "--config"],
     "no budget": ["tune", "--gpu", "h100", "--budget"],
     "no preset": ["tune", "--gpu", "h100", "--preset"],
-    "no command": [],
+    "no command": ["db"],
     "no option": ["info"],
 }
 """What ends in an error that quotes the next word."""

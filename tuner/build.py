@@ -14,7 +14,7 @@ from flashtune.codegen.render import Source
 from flashtune.errors import CompileError
 
 from .capacity import cores, free_memory
-from .process import Child, RunEndedError
+from .process import Child, RunEndedError, interrupts_held
 
 MAX_WORKERS = 16
 MIN_WORKERS = 2
@@ -88,8 +88,8 @@ class ProcessBuilder:
         return self._jobs[digest]
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
+        with interrupts_held(), self._lock:  # a thread that waits for a worker is waited for by Python's end
+            self._threads.shutdown(wait=False, cancel_futures=True)
             self._closed = True
             for each in self._hired:
                 each.kill()  # the thread that waits for it closes its pipe

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ._cli_group import in_words, is_unread
 from ._cli_options import (
     STDIN,
     FileName,
@@ -144,15 +145,17 @@ def diff(first: Path, second: Path, everything: bool) -> None:
         for path in (first, second):
             click.echo(f"{shown_path(path)}: reading and checking each row", err=True)
             sides.append(read_side(path))
+        for side in sides:
+            if side.unreadable.rows:
+                click.echo(f"{shown_path(side.path)}: {side.unreadable}, which take no part", err=True)
+        found = compare(sides[0].measurements, sides[1].measurements)
+        _print_difference(found, sides, everything)
     except FlashtuneError as error:
         raise _Trouble(str(error)) from error
     except OSError as error:
-        raise _Trouble(f"{error.strerror}: {shown_path(error.filename or '')}") from error
-    for side in sides:
-        if side.unreadable.rows:
-            click.echo(f"{shown_path(side.path)}: {side.unreadable}, which take no part", err=True)
-    found = compare(sides[0].measurements, sides[1].measurements)
-    _print_difference(found, sides, everything)
+        if is_unread(error):
+            raise click.exceptions.Exit(_Trouble.exit_code) from error
+        raise _Trouble(in_words(error)) from error
     if found:
         raise click.exceptions.Exit(1)
 

@@ -50,7 +50,7 @@ def _before_click() -> Iterator[None]:
     except OutputError:
         raise
     except OSError as error:
-        raise click.ClickException(_words(error)) from error
+        raise click.ClickException(in_words(error)) from error
 
 
 def _exit_code(command: Callable[[], Any]) -> int:
@@ -74,12 +74,16 @@ def _exit_code(command: Callable[[], Any]) -> int:
         return _told(str(error))
     except MemoryError:
         return _told("there is not enough memory")
-    except OutputError as error:
-        # The reader of a pipe that has seen enough needs no word.
-        return FAILED if error.errno == errno.EPIPE else _told(f"{error.strerror}: {error.filename}")
+    except OSError as error:
+        return FAILED if is_unread(error) else _told(in_words(error))
 
 
-def _words(error: OSError) -> str:
+def is_unread(error: OSError) -> bool:
+    """Whether the reader of the output has seen enough: that needs no word."""
+    return isinstance(error, OutputError) and error.errno == errno.EPIPE
+
+
+def in_words(error: OSError) -> str:
     """What went wrong, and with which file if it has one: not all that fails in the system is about a file."""
     what, name = error.strerror or str(error), error.filename
     if name is None:

@@ -49,6 +49,10 @@ class _Stream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
+    @property
+    def buffer(self) -> _Bytes:
+        return _Bytes(self)
+
     @contextmanager
     def _failures(self) -> Iterator[None]:
         try:
@@ -61,6 +65,20 @@ class _Stream:
                 os.close(nowhere)
             if not self._is_error:
                 raise OutputError(error.errno, error.strerror, "standard output") from error
+
+
+class _Bytes:
+    """Where click writes bytes, such as what completes words in a shell: they are text of a stream as well."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+
+    def write(self, content: bytes) -> int:
+        self._stream.write(content.decode("utf-8", "surrogateescape"))
+        return len(content)
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 class Output(_Stream):
