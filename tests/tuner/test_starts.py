@@ -41,7 +41,7 @@ def tuned(path: Path, winners: Mapping[Problem, Config], gpu_key: str = GPU.key)
 
 
 def only(winner: Config) -> Callable[[Config], float]:
-    return lambda config: 1e-4 if config == winner else 1e-3
+    return lambda config: 1e-2 if config == winner else 1e-1
 
 
 def listed(path: Path) -> list[Config]:
