@@ -169,6 +169,9 @@ inline float __int_as_float(int bits) {
 inline int __float_as_int(float value) {
   return __builtin_bit_cast(int, value);
 }
+inline long long __double_as_longlong(double value) {
+  return __builtin_bit_cast(long long, value);
+}
 
 // ---- Arithmetic ----
 inline float exp(float x) {
@@ -201,6 +204,12 @@ inline float fmaf(float x, float y, float z) {
 inline float fabsf(float x) {
   return __builtin_fabsf(x);
 }
+inline double fabs(double x) {
+  return __builtin_fabs(x);
+}
+inline double sqrt(double x) {
+  return __builtin_sqrt(x);
+}
 
 // A NaN loses against a number, as in CUDA.
 inline float fmaxf(float x, float y) {
@@ -232,6 +241,9 @@ inline float min(float x, float y) {
 }
 inline double max(double x, double y) {
   return x > y || y != y ? x : y;
+}
+inline double fmax(double x, double y) {
+  return max(x, y);
 }
 inline double min(double x, double y) {
   return x < y || y != y ? x : y;
