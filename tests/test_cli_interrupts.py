@@ -85,6 +85,19 @@ def check_each(ends: Iterator[tuple[int, int]], folder: Path) -> None:
     assert count > 5, "it has no imports to be interrupted at"
 
 
+@pytest.mark.parametrize("how", ["runpy.run_module('flashtune', run_name='__main__')", "import flashtune.__main__"])
+def test_an_interrupt_at_the_first_imports_of_all_is_silent(environment: dict[str, str], how: str) -> None:
+    """M4: before the first module can do anything but be imported. In an exec() of text it would be remembered."""
+    program = (
+        "import runpy, sys\nimport importlib.util, flashtune\n"
+        "class Interrupt:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'signal':\n            exec('raise KeyboardInterrupt')\n"
+        f"sys.modules.pop('signal', None)\nsys.meta_path.insert(0, Interrupt())\n{how}"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 ANNOUNCE = """
 import os, sys
 def told(event, arguments):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import sys
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from flashtune._cli_live import TuneView
@@ -98,6 +100,18 @@ def test_a_terminal_is_left_clean() -> None:
     with TuneView(console, Budget(trials=200), Clock()) as view:
         view.show(NEWS)
     assert "\x1b[?25h" in written(console)  # the cursor is back
+
+
+def test_a_terminal_is_left_clean_by_an_interrupt_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    console, streams = screen(terminal=True), (sys.stdout, sys.stderr)
+    monkeypatch.setattr("rich.live.Live.refresh", interrupt)
+    with pytest.raises(KeyboardInterrupt), TuneView(console, Budget(trials=200), Clock()):
+        raise AssertionError("it has begun")
+    assert written(console).endswith("\x1b[?25h")
+    assert (sys.stdout, sys.stderr) == streams
 
 
 def test_a_log_gets_a_line_for_each_tenth() -> None:

@@ -21,7 +21,8 @@ from .trial import Bench, DeviceLostError, Evidence, Outcome
 
 
 class Unit(Protocol):
-    """A device that a worker can be given. It travels to the worker's process, which opens it there."""
+    """A device that a worker can be given. It travels to the worker's process, which opens it there, so its class is of
+    a module that can be imported there: not of the main one."""
 
     @property
     def name(self) -> str:

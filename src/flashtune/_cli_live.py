@@ -45,10 +45,13 @@ class TuneView:
     def __enter__(self) -> Self:
         if self.screen.is_terminal:
             live = Live(get_renderable=self.view, console=self.screen, refresh_per_second=REFRESHES, transient=True)
-            self._stack.enter_context(
-                live
-            )  # it takes what others print for text with codes, and prints it above itself
-            self._stack.enter_context(safe_output())
+            with ExitStack() as stack:
+                stack.callback(live.stop)  # also after a Ctrl-C while it starts, or the terminal would have no cursor
+                live.start()
+                stack.enter_context(
+                    safe_output()
+                )  # in front of rich's streams, which read codes in what they are given
+                self._stack = stack.pop_all()
         return self
 
     def __exit__(

@@ -44,7 +44,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Every command explains itself with examples: flashtune tune --help",
+    epilog="Every command explains itself with examples: flashtune tune --help\n\n"
+    "Exit codes: 0 done, 1 failed, 2 misused, 130 after Ctrl-C. A command that gives them another meaning says so.",
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="And exit.")
 def main() -> None:
