@@ -89,7 +89,7 @@ def stored(draw: random.Random) -> Any:
         case 0:
             return pickle.dumps({"config": MARK})
         case 1:
-            deep = draw.choice(("[", '{"block_m":')) * draw.choice((10, 5000, 100_000))
+            deep = draw.choice(("[", '{"block_m":')) * draw.choice((10, 5000, 10_000))
             return draw.choice((deep, json.dumps({"block_m": draw.choice(TEXTS)}), json.dumps(odd(draw)), "{}", "null"))
         case _:
             value = odd(draw)

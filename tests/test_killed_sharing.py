@@ -20,16 +20,15 @@ from pathlib import Path
 
 import pytest
 from postgres_server import Cluster
-from sqlalchemy import create_engine
 
 import flashtune
 from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.files import SCHEMA_VERSION
+from flashtune.tuned_db.files import APPLICATION_ID, SCHEMA_VERSION
 from flashtune.tuned_db.gc import collect
 from flashtune.tuned_db.records import new_id
+from flashtune.tuned_db.schema import MIGRATIONS
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.union import export_database
-from flashtune.tuned_db.upgrade import migrate
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 
@@ -58,13 +57,7 @@ class Steps:
             store.add(times)
             going = collect(store, days=0, dry_run=True)
             self.searched, self.kept = going.removed + going.left, going.left
-        shutil.copy(folder / "other.db", folder / "old.db")
-        made = create_engine(f"sqlite:///{folder / 'old.db'}")
-        with made.begin() as connection:
-            migrate(connection, "0001", down=True)
-            connection.exec_driver_sql("PRAGMA user_version = 1")
-        made.dispose()  # an open connection would keep that in its log, which copies lack
-        assert not (folder / "old.db-wal").exists()
+        make_old(folder / "old.db", folder / "other.db")
         source = {"PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("killed_steps.py")), str(folder)],
@@ -94,9 +87,7 @@ class Steps:
 
     def done(self, step: str) -> bool:
         """Whether the step did its work; fails where it did a part of it, or harm."""
-        with Store.open(self.folder / "own.db", readonly=True) as store:
-            count = len(store.measurements())
-        with closing(sqlite3.connect(self.folder / "own.db")) as plain:
+        with closing(sqlite3.connect(self.folder / "own.db")) as plain:  # which rolls back what was begun
             assert plain.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert plain.execute("PRAGMA foreign_key_check").fetchall() == []
             schema = plain.execute("PRAGMA user_version").fetchone()[0]
@@ -104,6 +95,8 @@ class Steps:
             columns = [len(plain.execute(f"PRAGMA table_info({each})").fetchall()) for each in tables]
             gone = plain.execute("SELECT count(*) FROM tombstone").fetchone()[0] if columns[-1] else 0
             indexes = plain.execute("SELECT count(*) FROM sqlite_master WHERE name LIKE 'gc%'").fetchone()[0]
+        with Store.open(self.folder / "own.db", readonly=True) as store:
+            count = len(store.measurements())
         if step == "upgrade":
             assert count == self.total
             assert (schema, columns) in ((1, [22, 6, 0]), (SCHEMA_VERSION, [31, 7, 2]))
@@ -113,6 +106,20 @@ class Steps:
             return count == self.kept
         assert count in (STORED, self.total)
         return count == self.total
+
+
+def make_old(path: Path, source: Path) -> None:
+    """A database of the first schema with what ``source`` holds of it."""
+    with closing(sqlite3.connect(path)) as plain, plain:
+        plain.executescript((MIGRATIONS / "v0001.sql").read_text("utf-8"))
+        plain.execute("ATTACH ? AS source", [str(source)])
+        tables = [row[0] for row in plain.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            columns = ", ".join(f'"{row[1]}"' for row in plain.execute(f"PRAGMA main.table_info({table})"))
+            plain.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM source.{table}")
+        plain.execute("UPDATE main.alembic_version SET version_num = '0001'")
+        plain.execute(f"PRAGMA main.application_id = {APPLICATION_ID}")
+        plain.execute("PRAGMA main.user_version = 1")
 
 
 class Pushed(Steps):

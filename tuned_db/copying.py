@@ -1,50 +1,105 @@
-"""A copy of a database that others may write meanwhile: whole, checked, on the disk, and then under its name."""
+"""Copies of a database that others may write meanwhile: of one moment, whole, and made by reading alone.
+
+What only reads a database reads a copy in a folder of its own (`PrivateCopy`), so SQLite never opens a file of somebody
+else that it might change, or one beside it. Copies for others are whole, checked and on the disk before they have their
+names.
+"""
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import re
+import shutil
 import sqlite3
 import stat
+import struct
+import tempfile
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, NamedTuple, Self
 
-from flashtune.errors import DatabaseDamaged, DatabaseNotWritable
+from flashtune.codegen.value import printable
+from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
+from flashtune.files import claim, open_regular, sync_folder
 
-from .files import WAY_OUT, claim, sqlite_failures
+from .failures import code_of, left_by_a_crash, locked, sqlite_failures
+from .files import SIDE_FILES, WAY_OUT, header_of, look_beside, opened, read_header, unreadable
 from .records import new_id
-from .sqlite import Mode, connect
+from .sqlite import connect
 
-SIDE_FILES = ("-journal", "-wal", "-shm")
+try:
+    import fcntl
+except ImportError:  # not on POSIX
+    fcntl = None  # type: ignore[assignment]
+
 ABANDONED = 3600
 """Seconds after which an unfinished file is nobody's any more."""
-_HEADER, _PIECE = 100, 2**20
-_TARGET_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
-_TARGET_FAULTS = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
+_HEADER, _LOG_HEADER, _PIECE = 100, 32, 2**20
+_NO_ROOM = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
+_PAUSE = 0.02
+"""Seconds between two attempts."""
+_PENDING, _RESERVED, _SHARED = (0x40000000, 1), (0x40000001, 1), (0x40000002, 510)
+"""Bytes of a database, and how many, that SQLite locks: who waits to write, who has begun to, and who reads."""
+_SET, _GET = getattr(fcntl, "F_OFD_SETLK", None), getattr(fcntl, "F_OFD_GETLK", None)
+_READ, _NONE = getattr(fcntl, "F_RDLCK", 0), getattr(fcntl, "F_UNLCK", 0)
+
+
+class PrivateCopy:
+    """A copy for this process alone, in one file without a log, removed when it is closed or forgotten."""
+
+    def __init__(self, path: Path, timeout: float, *, check: bool = True, within: float = math.inf) -> None:
+        """Of the database at ``path``, as it is now; waits ``timeout`` seconds for whoever writes it. With ``check``
+        raises `DatabaseDamaged` where any page is not sound. Takes at most ``within`` seconds, else `StoreError`."""
+        try:
+            folder = tempfile.mkdtemp(prefix="flashtune-")
+        except OSError as error:
+            raise _no_private_place(path, error) from error
+        self.path = Path(os.path.realpath(folder)) / "copy.db"
+        self.close = weakref.finalize(self, _remove, folder, os.getpid())
+        try:
+            copy_database(path, self.path, timeout, fold=False, check=check, within=within)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise _no_private_place(path, error) from error
+            raise
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # not in a child that was forked
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _no_private_place(path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"tuning database {path} is read from a private copy, which can't be made in {tempfile.gettempdir()}: "
+        f"{error.strerror or error}. Make room there, or name another folder with TMPDIR"
+    )
 
 
 @contextmanager
-def copied(path: Path, target: Path, mode: Mode, timeout: float) -> Iterator[tuple[Path, int]]:
+def copied(path: Path, target: Path, timeout: float) -> Iterator[tuple[Path, int]]:
     """A finished copy of the database at ``path`` in the folder of ``target`` under a name of its own, and its schema.
 
-    What was committed when the copy began is in it, and nothing later; writers wait only where there is no WAL. The
-    copy needs no side files. It is removed at the end of the block if it still has that name; one that a killed run
-    left behind is in nobody's way. Raises `DatabaseDamaged` where what was copied is not sound, `DatabaseNotWritable`
-    where there is no room for it.
+    What was committed when the copy began is in it, and nothing later. The copy needs no side files. It is removed at
+    the end of the block if it still has that name; one that a killed run left behind is in nobody's way. Raises
+    `DatabaseDamaged` where what was copied is not sound, `DatabaseNotWritable` where there is no room for it.
     """
     copy = target.parent / f".{target.name}-{new_id()}.tmp"
     try:
         try:
-            os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            schema = _copy(path, copy, target, mode, timeout)
+            copy_database(path, copy, timeout)
             with copy.open("r+b") as file:
                 os.fsync(file.fileno())
             copy.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IWUSR)
         except OSError as error:
             raise _no_room(target, error.strerror or str(error)) from error
-        yield copy, schema
+        yield copy, read_header(copy).schema
     finally:
         with suppress(OSError):
             for suffix in ("", *SIDE_FILES):
@@ -62,14 +117,10 @@ def leftovers(path: Path) -> list[Path]:
 def name_copy(copy: Path, target: Path) -> bool:
     """Gives a finished copy its name for good; False where something has that name already, which is left alone."""
     try:
-        if not claim(copy, target):
-            return False
-        if hasattr(os, "O_DIRECTORY"):  # elsewhere a folder can't be opened, and names are safe without
-            folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        claim(copy, target)
+        sync_folder(target.parent)
+    except FileExistsError:
+        return False
     except OSError as error:
         raise _no_room(target, error.strerror or str(error)) from error
     return True
@@ -91,25 +142,181 @@ def _uncounted(header: bytes) -> bytes:
     return header[:24] + header[28:92]
 
 
-def _copy(path: Path, copy: Path, target: Path, mode: Mode, timeout: float) -> int:
-    with sqlite_failures(path, writing=False, timeout=timeout), closing(connect(path, mode, timeout)) as source:
-        # A read transaction first: it waits for a lock as long as is allowed, where backup() would wait for ever.
-        source.execute("BEGIN")
-        source.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        with closing(connect(copy, "write", timeout)) as made:
-            try:
-                source.backup(made)
-                made.execute("PRAGMA journal_mode = DELETE")
-            except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", None) or 0
-                if code & 0xFF in _TARGET_CODES or code in _TARGET_FAULTS:
-                    raise _no_room(target, str(error)) from error
-                raise
+def copy_database(
+    path: Path, copy: Path, timeout: float, *, fold: bool = True, check: bool = True, within: float = math.inf
+) -> None:
+    """Writes what is committed in the database at ``path`` to the new file ``copy``, which is without a log.
+
+    The database and its log are read by their descriptors, and nothing is written there. ``fold`` makes it a file that
+    SQLite writes with a rollback journal; ``check`` looks at its tables and at each page. Raises what
+    `files.read_header` and `schema.check_tables` do, `DatabaseDamaged`, `StoreError` where it is never at rest for
+    ``timeout`` seconds, and ``OSError`` where ``copy`` can't be written.
+    """
+    start = time.monotonic()
+    while why := _attempt(path, copy, start + within):
+        if time.monotonic() - start >= min(timeout, within):
+            raise left_by_a_crash(path) if why == _JOURNAL else locked(path, timeout)
+        time.sleep(_PAUSE)
+    with sqlite_failures(path, writing=False, timeout=timeout):
+        _settle(path, copy, timeout, fold or Path(f"{copy}-wal").exists(), check)
+
+
+def _settle(path: Path, copy: Path, timeout: float, fold: bool, check: bool) -> None:
+    with closing(connect(copy, "write", timeout, path)) as made:
+        try:
+            if fold:
+                made.patiently("PRAGMA journal_mode = DELETE")
+        except sqlite3.OperationalError as error:
+            if code_of(error) & 0xFF == sqlite3.SQLITE_FULL or code_of(error) in _NO_ROOM:
+                raise OSError(errno.ENOSPC, str(error)) from error
+            raise
+        if check:
+            made.check()
+            made.execute("PRAGMA ignore_check_constraints = ON")  # rows are judged one by one when they are read
             (verdict,) = made.execute("PRAGMA quick_check(1)").fetchone()
-            (schema,) = made.execute("PRAGMA user_version").fetchone()
-    if verdict != "ok":
-        raise DatabaseDamaged(f"tuning database {path} is damaged: {verdict}. {WAY_OUT}")
-    return int(schema)
+            if verdict != "ok":
+                raise DatabaseDamaged(f"tuning database {path} is damaged: {printable(str(verdict))}. {WAY_OUT}")
+    if Path(f"{copy}-wal").exists():
+        raise DatabaseDamaged(f"tuning database {path} is damaged: its log can't be read. {WAY_OUT}")
+
+
+_LOCKED, _JOURNAL, _CHANGED = "locked", "journal", "changed"
+
+
+def _attempt(path: Path, copy: Path, until: float) -> str:
+    """Copies the file and then its log; returns why that has to be done again, if it has.
+
+    What is moved from the log into the file meanwhile does no harm: as long as the log is not begun anew, it is in the
+    copy of the log, too, which counts more. The lock keeps others from writing to the file by themselves, and from
+    removing the log.
+    """
+    real = Path(os.path.realpath(path))  # where SQLite looks for side files
+    for suffix in ("", *SIDE_FILES):
+        Path(f"{copy}{suffix}").unlink(missing_ok=True)
+    with opened(path) as file, _Lock(file.fileno()) as lock:
+        header_of(path, file)
+        if not lock.free:
+            return _LOCKED
+        before = _moment(path, real, file)
+        if before.journal and not lock.writer():
+            return _JOURNAL
+        _pour(path, file, copy, until)
+        with _log(path, real) as log:
+            if log is not None and os.fstat(log.fileno()).st_size:
+                _pour(path, log, Path(f"{copy}-wal"), until)
+        after = _moment(path, real, file)
+        began = after.journal and not lock.writer()
+    unchanged = before.log == after.log and (bool(before.log) or before.size_and_times == after.size_and_times)
+    return "" if unchanged and after.named and not began else _CHANGED
+
+
+class _Moment(NamedTuple):
+    """By what it shows that nobody wrote meanwhile."""
+
+    named: bool
+    """Whether the file still has its name."""
+    journal: bool
+    size_and_times: tuple[int, int, int]
+    log: bytes
+    """The header of the log, which has other salts when it is begun anew."""
+
+
+def _moment(path: Path, real: Path, file: BinaryIO) -> _Moment:
+    journal = look_beside(real).journal
+    found = os.fstat(file.fileno())
+    named = os.path.exists(real) and os.path.samestat(found, os.stat(real))
+    with _log(path, real) as log:
+        header = b"" if log is None else log.read(_LOG_HEADER)
+    return _Moment(named, journal, (found.st_size, found.st_mtime_ns, found.st_ctime_ns), header)
+
+
+@contextmanager
+def _log(path: Path, real: Path) -> Iterator[BinaryIO | None]:
+    try:
+        log = open_regular(f"{real}-wal", links=False)
+    except FileNotFoundError:
+        yield None
+        return
+    except (OSError, InvalidInput) as error:
+        raise StoreError(f"tuning database {path} can't be read: {real}-wal can't be: {error}") from error
+    with log:
+        yield log
+
+
+class _Lock:
+    """SQLite's lock for readers, for the time of a block.
+
+    It belongs to the descriptor and not to the process, so it is none of those that SQLite has here. Where a system or
+    a disk has no such locks (``F_OFD_SETLK``), that nothing was changed shows afterwards alone.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.free = True
+        """Whether it could be had: no writer is about to change the file."""
+
+    def __enter__(self) -> Self:
+        try:
+            for kind, place in ((_READ, _PENDING), (_READ, _SHARED), (_NONE, _PENDING)):
+                self._ask(_SET, kind, place)
+        except OSError as error:
+            self.free = error.errno not in (errno.EAGAIN, errno.EACCES)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for place in (_PENDING, _SHARED):
+            with suppress(OSError):
+                self._ask(_SET, _NONE, place)
+
+    def writer(self) -> bool:
+        """Whether a writer has begun, who changes the file only once nobody has this lock."""
+        try:
+            return self._ask(_GET, _READ, _RESERVED) not in (_NONE, None)
+        except OSError:
+            return False
+
+    def _ask(self, what: int | None, kind: int, place: tuple[int, int]) -> int | None:
+        if fcntl is None or what is None:
+            return None
+        answer = fcntl.fcntl(self._descriptor, what, struct.pack("@hhqqi4x", kind, os.SEEK_SET, *place, 0))
+        return int(struct.unpack_from("@h", answer)[0])
+
+
+def _pour(path: Path, source: BinaryIO, target: Path, until: float) -> None:
+    """Writes what ``source`` holds to the new file ``target``, without its holes."""
+    size = os.fstat(source.fileno()).st_size
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as made:
+        place = 0
+        while place < size:
+            try:
+                place, end = _data(source, place, size)
+                source.seek(place)
+                piece = source.read(min(_PIECE, end - place))
+            except OSError as error:
+                raise unreadable(path, error) from error
+            if not piece:
+                break
+            made.seek(place)
+            made.write(piece)
+            place += len(piece)
+            if time.monotonic() > until:
+                raise StoreError(f"tuning database {path} takes too long to be read: it has {size / 1e6:.0f} MB")
+        made.truncate(size)
+
+
+def _data(file: BinaryIO, place: int, size: int) -> tuple[int, int]:
+    """Where the next data at or after ``place`` begins and ends: a few bytes may pass for terabytes."""
+    if not hasattr(os, "SEEK_DATA"):
+        return place, size
+    try:
+        start = file.seek(place, os.SEEK_DATA)
+        return start, file.seek(start, os.SEEK_HOLE)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nothing but a hole
+            return size, size
+        if error.errno == errno.EINVAL:  # a disk that knows no holes
+            return place, size
+        raise
 
 
 def _no_room(target: Path, why: str) -> DatabaseNotWritable:

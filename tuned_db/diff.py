@@ -13,12 +13,12 @@ from flashtune.files import shown_path
 
 from .blocklist import TELLING, Failure, barred
 from .exchange import read_export
+from .files import is_database
 from .gate import Unreadable
 from .ranked import Ranked
 from .records import Measurement, Variant
 from .rows import count_unreadable
 from .store import Store
-from .union import is_database
 from .winners import rank
 
 

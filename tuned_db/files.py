@@ -1,24 +1,26 @@
-"""The database as a file: told apart by its first 100 bytes, before SQLite touches it; errors that name a way out."""
+"""The file of a database and the files beside it: what they are is found out before SQLite touches any of them."""
 
 from __future__ import annotations
 
-import errno
 import os
-import re
-import sqlite3
 import stat
 import struct
-import sys
-import tempfile
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-import platformdirs
-
-from flashtune.errors import DatabaseDamaged, DatabaseForeign, DatabaseNotWritable, DatabaseTooNew, StoreError
-from flashtune.settings import APPLICATION, DATABASE_NAME
+from flashtune.errors import (
+    DatabaseDamaged,
+    DatabaseForeign,
+    DatabaseTooNew,
+    InvalidInput,
+    StoreError,
+)
+from flashtune.files import open_regular
 
 SCHEMA_VERSION = 4
 """Counts the migrations. It is the file's ``user_version``, so a database from the future is known by its header."""
@@ -26,10 +28,10 @@ APPLICATION_ID = 0x464C5455
 """'FLTU' in the header of an SQLite file says that flashtune wrote it."""
 
 MAGIC = b"SQLite format 3\0"
+SIDE_FILES = ("-journal", "-wal", "-shm")
+WAY_OUT = "It is left as it is: restore a copy, or move it away and a new one is made"
 _HEADER_BYTES = 100
-_NETWORK = ("nfs", "cifs", "smb", "afs", "9p", "ceph", "gluster", "lustre", "gpfs", "beegfs", "fuse.")
-_OCTAL = re.compile(r"\\([0-7]{3})")
-_LOCAL_FUSE = ("fuse.overlayfs", "fuse.fuse-overlayfs", "fuseblk")
+_JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,16 @@ def read_header(path: Path) -> Header:
     :class:`DatabaseForeign` for another program's database, :class:`DatabaseTooNew`, and :class:`StoreError` where it
     is missing or unreadable.
     """
+    with opened(path) as file:
+        return header_of(path, file)
+
+
+def header_of(path: Path, file: BinaryIO) -> Header:
+    """:func:`read_header` of a file that is open."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its other end
-            raise DatabaseDamaged(f"tuning database {path} is a directory or a device, not a file")
-        with path.open("rb") as file:
-            head = file.read(_HEADER_BYTES)
-    except FileNotFoundError as error:
-        raise StoreError(f"tuning database {path} does not exist") from error
+        head = file.read(_HEADER_BYTES)
     except OSError as error:
-        raise StoreError(f"tuning database {path} can't be read: {error.strerror}") from error
+        raise unreadable(path, error) from error
     if not head:
         raise DatabaseDamaged(f"tuning database {path} is empty (0 bytes). {WAY_OUT}")
     if not head.startswith(MAGIC) or len(head) < _HEADER_BYTES:
@@ -72,135 +75,141 @@ def read_header(path: Path) -> Header:
     return Header(schema=schema, wal=head[18] == 2)
 
 
-WAY_OUT = "It is left as it is: restore a copy, or move it away and a new one is made"
-
-
 def check_schema(path: Path, schema: int) -> None:
-    """Raises :class:`DatabaseTooNew` for a schema later than ours."""
+    """Raises :class:`DatabaseTooNew` for a schema later than ours, :class:`DatabaseDamaged` for one that never was."""
     if schema > SCHEMA_VERSION:
         raise DatabaseTooNew(
             f"tuning database {path} has schema version {schema}, this flashtune knows up to {SCHEMA_VERSION}. "
             "Upgrade: pip install -U flashtune"
         )
+    if schema < 0:
+        raise DatabaseDamaged(f"tuning database {path} is damaged: its schema version is {schema}. {WAY_OUT}")
 
 
-def check_writable(path: Path) -> None:
-    """Raises :class:`DatabaseNotWritable` unless ``path`` and its folder can be written (SQLite needs both)."""
-    for place in (path, path.parent):
-        if os.path.exists(place) and not os.access(place, os.W_OK):
-            raise not_writable(path, f"{place} is read-only")
-
-
-def not_writable(path: Path, why: str, *, full: bool = False) -> DatabaseNotWritable:
-    """The error for ``path``, which names a place that would do. ``full``: its disk is, so that room would do, too."""
-    advice = "Make room there, or pass" if full else "Pass"
-    for folder in (_user_folder(), Path(tempfile.gettempdir())):
-        existing = next(each for each in (folder, *folder.parents) if os.path.exists(each))
-        if os.access(existing, os.W_OK) and folder != path.parent:
-            place = folder / DATABASE_NAME
-            return DatabaseNotWritable(
-                f"tuning database {path} can't be written: {why}. {advice} another path, e.g. --db {place}"
-            )
-    return DatabaseNotWritable(f"tuning database {path} can't be written: {why}. {advice} a writable path with --db")
-
-
-def _user_folder() -> Path:
-    return platformdirs.user_data_path(APPLICATION, appauthor=False)
-
-
-def on_network(path: Path) -> bool:
-    """Whether ``path`` is on a network mount, where SQLite's WAL mode must not be used. Known on Linux only."""
-    if not sys.platform.startswith("linux"):
-        return False
+def is_database(path: Path) -> bool:
+    """Whether ``path`` is an SQLite file by its first bytes. Raises `InvalidInput` for what is no file, ``OSError``."""
+    file = open_regular(path)
     try:
-        mounts = Path("/proc/self/mounts").read_text("utf-8", errors="replace")
-    except OSError:
-        return False
-    return is_network(filesystem_type(path, mounts))
+        return file.read(len(MAGIC)) == MAGIC
+    finally:
+        _close(file)
 
 
-def filesystem_type(path: Path, mounts: str) -> str:
-    """Type of the file system that holds ``path``, from the text of ``/proc/self/mounts``."""
-    best, kind = Path("/"), ""
-    for line in mounts.splitlines():
-        _, place, found, *_ = [*line.split(" "), "", "", ""]
-        folder = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), place))  # a space is \040
-        if path.is_relative_to(folder) and folder.is_relative_to(best):
-            best, kind = folder, found
-    return kind
+def unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"tuning database {path} can't be read: {error.strerror}")
 
 
-def is_network(kind: str) -> bool:
-    """Whether a file system of this type is shared between machines (unknown FUSE types count as shared)."""
-    return kind.startswith(_NETWORK) and kind not in _LOCAL_FUSE
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What lies beside a database and has a part of it."""
+
+    journal: bool
+    """Pages of before a transaction, which SQLite would write back unless one is at it."""
+    log: bool
+    """Pages that were committed."""
 
 
-def publish(finished: Path, path: Path) -> None:
-    """Moves ``finished`` to ``path`` unless something is there: of several processes the first wins, and no reader
-    ever sees a part of a file. ``finished`` is gone afterwards."""
-    claim(finished, path)
-    finished.unlink(missing_ok=True)
+def look_beside(path: Path) -> Beside:
+    """What lies beside the database at ``path``, which is no link: SQLite opens these files by their names, so they are
+    as much input as the database is.
+
+    Raises `DatabaseDamaged` for a side file that is a link, a pipe or a folder, and for a journal that names another
+    file: SQLite would delete that when it rolls back. Only transactions on several databases make such journals, and
+    flashtune has none.
+    """
+    found = {suffix: _bytes_beside(path, suffix) for suffix in SIDE_FILES}
+    return Beside(bool(found["-journal"]) and _is_hot(path, Path(f"{path}-journal")), bool(found["-wal"]))
 
 
-def claim(finished: Path, path: Path) -> bool:
-    """Gives ``finished`` the name ``path`` unless something is there, and returns whether it did; the old name may
-    stay."""
+def _is_hot(path: Path, journal: Path) -> bool:
+    """Whether SQLite may write pages of ``journal`` back."""
     try:
-        os.link(finished, path)
-    except FileExistsError:
+        with open_regular(journal, links=False) as file:
+            first = file.read(1)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - len(_JOURNAL_MAGIC)))
+            last = file.read(len(_JOURNAL_MAGIC))
+    except FileNotFoundError:  # its transaction has ended
         return False
+    except (OSError, InvalidInput) as error:
+        raise StoreError(f"tuning database {path} can't be used: {journal} can't be read: {error}") from error
+    if last == _JOURNAL_MAGIC:
+        raise DatabaseDamaged(
+            f"tuning database {path} is not used: {journal} names a file for SQLite to delete, as no journal of "
+            "flashtune does. Nothing was read or changed; do not trust where it came from"
+        )
+    return first not in (b"", b"\0")  # SQLite ends a transaction by a zero where it keeps the file
+
+
+def _bytes_beside(path: Path, suffix: str) -> int:
+    """Size of a side file, 0 where there is none."""
+    try:
+        found = os.lstat(f"{path}{suffix}")
+    except FileNotFoundError:
+        return 0
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-        return _claim_without_links(finished, path)
-    return True
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DatabaseDamaged(
+            f"tuning database {path} is not used: {path}{suffix} is not a file, as SQLite makes it, but a link, a pipe "
+            "or a folder. Nothing was read or changed; remove it, or copy the database without it"
+        )
+    return found.st_size
 
 
-def _claim_without_links(finished: Path, path: Path) -> bool:
-    """For file systems without hard links: whoever creates ``path`` owns it and replaces it at once."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return False
-    finished.replace(path)
-    return True
+_of_sqlite: Counter[tuple[int, int]] = Counter()
+"""How many connections of SQLite this process has to a file, by device and inode."""
+_waiting: defaultdict[tuple[int, int], list[BinaryIO]] = defaultdict(list)
+_counting = threading.Lock()
 
 
 @contextmanager
-def sqlite_failures(path: Path, *, writing: bool, timeout: float) -> Iterator[None]:
-    """Turns SQLite's errors into ours, each with the path. Takes those that SQLAlchemy wraps, too."""
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The file of a database, open for reading; raises what :func:`read_header` does of what is no file.
+
+    Of a file that this process has open in SQLite it stays open until that is closed: on POSIX whoever closes any
+    descriptor of a file gives up all locks of the process on it, and a writer would go on without its own.
+    """
     try:
-        yield
-    except sqlite3.Error as error:
-        raise _translated(path, error, writing, timeout) from error
-    except UnicodeDecodeError as error:  # Python's module reads SQLite's messages, which quote what is damaged
-        raise DatabaseDamaged(f"tuning database {path} is damaged: a name in it is no text. {WAY_OUT}") from error
-    except Exception as error:
-        inner = getattr(error, "orig", None)
-        if not isinstance(inner, sqlite3.Error):
-            raise
-        raise _translated(path, inner, writing, timeout) from error
+        file = open_regular(path, "tuning database")
+    except InvalidInput as error:
+        raise DatabaseDamaged(f"{error}. {WAY_OUT}") from error
+    except FileNotFoundError as error:
+        raise StoreError(f"tuning database {path} does not exist") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+    try:
+        yield file
+    finally:
+        _close(file)
 
 
-def _translated(path: Path, error: sqlite3.Error, writing: bool, timeout: float) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", None)
-    primary = None if code is None else code & 0xFF
-    short_read = code == sqlite3.SQLITE_IOERR_SHORT_READ
-    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT):
-        return DatabaseDamaged(f"tuning database {path} is damaged: {error}. {WAY_OUT}")
-    if short_read:
-        return DatabaseDamaged(f"tuning database {path} is damaged: it is shorter than it says. {WAY_OUT}")
-    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreError(f"tuning database {path} has been locked by another process for {timeout:g} s")
-    shared_memory = (sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
-    refused = (
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PERM,
-    )
-    if code in shared_memory or (writing and primary in refused):  # in WAL mode readers need a side file, too
-        full = primary == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
-        return not_writable(path, str(error), full=full)
-    return StoreError(f"tuning database {path} can't be used: {error}")
+def _close(file: BinaryIO) -> None:
+    found = os.fstat(file.fileno())
+    with _counting:
+        name = found.st_dev, found.st_ino
+        if _of_sqlite[name] > 0:
+            _waiting[name].append(file)
+            return
+        del _of_sqlite[name]
+    file.close()
+
+
+def of_sqlite(path: Path) -> tuple[int, int]:
+    """Says that SQLite is about to open ``path``. What is returned is for :func:`no_longer_of_sqlite`."""
+    found = os.stat(path)
+    name = found.st_dev, found.st_ino
+    with _counting:
+        _of_sqlite[name] += 1
+    return name
+
+
+def no_longer_of_sqlite(name: tuple[int, int]) -> None:
+    """Says that SQLite has closed what :func:`of_sqlite` named."""
+    left: list[BinaryIO] = []
+    with _counting:
+        _of_sqlite[name] -= 1
+        if _of_sqlite[name] <= 0:
+            del _of_sqlite[name]
+            left = _waiting.pop(name, [])
+    for each in left:
+        each.close()

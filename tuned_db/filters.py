@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, Select, bindparam
+from sqlalchemy import ColumnElement, Connection, Select, bindparam
 
 from flashtune.codegen.problem import Problem, Spec
 
 from .models import DeviceRow, MeasurementRow, ProblemRow, VariantRow
+from .rows import TOGETHER, AnyRow
 
 _COLUMNS: dict[str, ColumnElement[Any]] = {
     "problem": ProblemRow.key.expression,
@@ -33,10 +35,11 @@ def matching(
     select_all: Callable[[int], Select[*tuple[Any, ...]]],
     schema: int,
     wanted: Mapping[str, str | None],
-) -> CursorResult[*tuple[Any, ...]]:
-    """The rows of a statement of `rows.py` in which each text that is given stands."""
+) -> Iterator[AnyRow]:
+    """The rows of a statement of `rows.py` in which each text that is given stands. Few are in memory at once."""
     given = {name: text for name, text in wanted.items() if text is not None}
-    return connection.execute(_narrowed(select_all, schema, tuple(given)), given)
+    found = connection.execute(_narrowed(select_all, schema, tuple(given)), given)
+    return itertools.chain.from_iterable(found.partitions(TOGETHER))
 
 
 @functools.cache

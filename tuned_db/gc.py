@@ -26,7 +26,7 @@ from sqlalchemy import Connection, and_, delete, select
 
 from flashtune.errors import InvalidInput, StoreError, UnsupportedProblem
 
-from .files import sqlite_failures
+from .failures import sqlite_failures
 from .fingerprints import count
 from .gate import problem_from_text
 from .keeping import typical
@@ -172,8 +172,8 @@ def _shrink(store: Store, timeout: float) -> str:
             sqlite_failures(path, writing=True, timeout=timeout),
             closing(connect(path, "write", timeout)) as connection,
         ):
-            connection.execute("VACUUM")
-            busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            connection.patiently("VACUUM")
+            busy = connection.checkpoint()
     except StoreError as error:
         return f"{error}. What is stored later fills it"
     except KeyboardInterrupt:  # what was removed is gone, and that has yet to be said

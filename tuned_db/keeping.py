@@ -7,7 +7,7 @@ import os
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,13 @@ from flashtune.codegen.problem import Spec
 from flashtune.codegen.value import shown
 from flashtune.errors import DatabaseNotWritable, InvalidInput, UnsupportedProblem
 
-from .copying import copied, leftovers, name_copy
-from .files import SCHEMA_VERSION, check_writable, on_network, read_header, sqlite_failures
+from .copying import PrivateCopy, copied, leftovers, name_copy
+from .disks import check_writable, on_network
+from .failures import code_of, sqlite_failures
+from .files import SCHEMA_VERSION, read_header
 from .gate import Unreadable
 from .lookup import find_in, source_digest
-from .opening import Upgraded, reading_mode, upgrade_database
+from .opening import Upgraded, recover, upgrade_database
 from .records import Measurement, capability
 from .rows import count_unreadable
 from .sources import bundled
@@ -46,23 +48,25 @@ def back_up(path: Path, target: Path, timeout: float = LOCK_TIMEOUT) -> None:
         raise _taken(target)
     if not target.parent.is_dir():
         raise DatabaseNotWritable(f"the backup {target} can't be written: there is no folder {target.parent}")
-    with copied(path, target, reading_mode(path, read_header(path)), timeout) as (copy, _):
+    with copied(path, target, timeout) as (copy, _):
         if not name_copy(copy, target):
             raise _taken(target)
 
 
 def upgrade_file(path: Path, timeout: float = LOCK_TIMEOUT) -> Upgraded | None:
-    """Brings the database at ``path`` to the current schema, see `opening.upgrade_database`; None if it has that.
+    """Brings the database at ``path`` to the current schema, see `opening.upgrade_database`; None if it has that. What
+    a process began that was killed while it wrote is rolled back first.
 
     Raises what `Store.open` raises.
     """
     path = Path(os.path.abspath(path))
-    header = read_header(path)
+    read_header(path)
     check_writable(path)
-    if header.schema < SCHEMA_VERSION:
+    recover(path, timeout)
+    if read_header(path).schema < SCHEMA_VERSION:
         return upgrade_database(path, timeout)
-    Store.open(path, readonly=True, timeout=timeout)  # the header of a file that is cut off still looks well
-    return None
+    with Store.open(path, readonly=True, timeout=timeout):  # the header of a file that is cut off still looks well
+        return None
 
 
 def _taken(target: Path) -> InvalidInput:
@@ -85,38 +89,42 @@ class FileHealth:
 
 
 def inspect_file(path: Path, timeout: float = LOCK_TIMEOUT) -> FileHealth:
-    """Reads every page and every reference between rows; takes seconds for a file of gigabytes.
+    """Reads every page and every reference between rows, of a private copy; takes seconds for a file of gigabytes.
 
-    Raises what `files.read_header` does for what is no tuning database at all.
+    Raises what `files.read_header` and `schema.check_tables` do for what is no tuning database at all.
     """
     path = Path(os.path.abspath(path))
     header = read_header(path)
-    faults: list[str] = []
+    copy = PrivateCopy(path, timeout, check=False)
     schema = header.schema
-    with (
-        sqlite_failures(path, writing=False, timeout=timeout),
-        closing(connect(path, reading_mode(path, header), timeout)) as connection,
-    ):
-        try:
-            schema = int(connection.execute("PRAGMA user_version").fetchone()[0])
-            found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({FAULTS})")]
-            faults += found if found != ["ok"] else []
-            if not faults:
-                lost = Counter((row[0], row[2]) for row in connection.execute("PRAGMA foreign_key_check"))
-                faults += [
-                    f"{count} rows of {child} point to a {parent} that is gone"
-                    for (child, parent), count in lost.items()
-                ]
-        except sqlite3.DatabaseError as error:
-            if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF not in (
-                sqlite3.SQLITE_CORRUPT,
-                sqlite3.SQLITE_NOTADB,
-            ):
-                raise
-            faults.append(str(error))
+    faults: list[str] = []
+    try:
+        with (
+            sqlite_failures(path, writing=False, timeout=timeout),
+            closing(connect(copy.path, "immutable", timeout, path)) as connection,
+        ):
+            try:
+                schema = connection.check()
+                faults += _faults(connection)
+            except sqlite3.DatabaseError as error:
+                if code_of(error) & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                    raise
+                faults.append(str(error))
+    finally:
+        copy.close()
     return FileHealth(
         schema, "wal" if header.wal else "rollback", on_network(path), tuple(faults), tuple(leftovers(path))
     )
+
+
+def _faults(connection: sqlite3.Connection) -> Iterator[str]:
+    found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({FAULTS})")]
+    if found != ["ok"]:
+        yield from found
+        return
+    lost = Counter((row[0], row[2]) for row in connection.execute("PRAGMA foreign_key_check"))
+    for (child, parent), count in lost.items():
+        yield f"{count} rows of {child} point to a {parent} that is gone"
 
 
 @dataclass(slots=True)
@@ -176,7 +184,7 @@ def _verdict(gpu_key: str, spec: Spec, config: Config, digest: str) -> str:
     return "current" if source_digest(spec, config) == digest else "older"
 
 
-_KEY = re.compile(r"(\d+)\.(\d)[a-z]?/.*?(?:/smem(\d{1,9})(?:/.*)?)?")
+_KEY = re.compile(r"(\d{1,2})\.(\d)[a-z]?/.*?(?:/smem(\d{1,9})(?:/.*)?)?")
 
 
 class _Model(Gpu):

@@ -35,7 +35,8 @@ from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.model import default_config, predict
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.render import render_source
-from flashtune.errors import InvalidInput, StoreError
+from flashtune.codegen.value import printable
+from flashtune.errors import FlashtuneError
 from flashtune.settings import database_path
 
 from .distance import chip_distance
@@ -68,20 +69,24 @@ def find(problem: Problem, gpu: Gpu, *, store_path: str | Path | None = None) ->
     """The config for ``problem`` on ``gpu`` from the best level that has one; see above.
 
     ``store_path`` is the user's database, else the one of the settings; it is read only where it exists. One that
-    can't be used is passed over with one warning per process. Raises `UnsupportedProblem` where no family serves the
-    problem.
+    can't be used is passed over with one warning per process, whatever the reason is, and so is what ships: a call
+    never fails for want of tuning data. Raises `UnsupportedProblem` where no family serves the problem.
     """
     supporting(problem.spec, gpu)
-    shipped = bundled(capability(gpu.key))
-    path = _user_path(store_path)
-    if path is not None:
-        from .resting import look_up
+    shipped = _shipped(gpu)
+    try:
+        path = database_path() if store_path is None else Path(store_path)
+        if os.path.exists(path):
+            from .resting import look_up
 
-        try:
-            return look_up(path, LOCK_TIMEOUT, lambda own: _Search(problem, gpu, [own, shipped]).choice())
-        except StoreError as error:
-            _warn_once(error)
-    return _Search(problem, gpu, [shipped]).choice()
+            return look_up(path, LOCK_TIMEOUT, lambda own: _Search(problem, gpu, [own, *shipped]).choice())
+    except Exception as error:
+        _warn_once("tuned configs of your own", error)
+    try:
+        return _Search(problem, gpu, shipped).choice()
+    except Exception as error:
+        _warn_once("configs that ship with flashtune", error)
+    return _Search(problem, gpu, []).choice()
 
 
 def find_in(problem: Problem, gpu: Gpu, sources: Sequence[Source]) -> Choice:
@@ -314,20 +319,23 @@ def _describe_prediction(each: Prediction) -> str:
     return f"{when}: {each.predicted_us:.4g} us, rank {each.rank}; not measured"
 
 
-def _user_path(store_path: str | Path | None) -> Path | None:
-    """The user's database, if there is one."""
+def _shipped(gpu: Gpu) -> list[Source]:
     try:
-        path = database_path() if store_path is None else Path(store_path)
-    except InvalidInput as error:
-        _warn_once(error)
-        return None
-    return path if os.path.exists(path) else None
+        return [bundled(capability(gpu.key))]
+    except Exception as error:
+        _warn_once("configs that ship with flashtune", error)
+        return []
 
 
 _warned = threading.Lock()
 """Taken by the one warning of this process."""
 
 
-def _warn_once(error: Exception) -> None:
-    if _warned.acquire(blocking=False):
-        _log.warning("tuned configs of your own are not used: %s", error)
+def _warn_once(what: str, error: Exception) -> None:
+    if not _warned.acquire(blocking=False):
+        return
+    ours = isinstance(error, FlashtuneError)
+    why = str(error) if ours else f"{type(error).__name__}: {error}"
+    _log.warning("%s are not used: %s", what, printable(why, 1000))
+    if not ours:
+        _log.debug("that was not to be expected", exc_info=error)

@@ -6,8 +6,9 @@ import errno
 import itertools
 import logging
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,43 +17,40 @@ from sqlalchemy import Connection
 from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
 from flashtune.settings import may_hold_password
 
-from .copying import SIDE_FILES, copied, name_copy, same_pages
-from .files import (
-    SCHEMA_VERSION,
-    WAY_OUT,
-    Header,
-    check_schema,
-    check_writable,
-    not_writable,
-    on_network,
-    publish,
-    read_header,
-    sqlite_failures,
-)
+from .copying import PrivateCopy, copied, name_copy, same_pages
+from .disks import check_writable, not_writable, on_network, publish
+from .failures import sqlite_failures
+from .files import SCHEMA_VERSION, SIDE_FILES, WAY_OUT, check_schema, look_beside, read_header
 from .place import Place
 from .records import new_id
-from .sqlite import Mode, connect, engine
+from .sqlite import Mode, connect, connection_to, raw
 
 _log = logging.getLogger("flashtune")
 
 
 class File(Place):
-    """An SQLite file that is there; see :func:`open_file`."""
+    """An SQLite file that is there; see :func:`open_file`.
 
-    def __init__(self, path: Path, reading: Mode, *, readonly: bool, timeout: float) -> None:
+    One that is only read is read as it was when it was first asked, from a private copy, and never touched by SQLite.
+    """
+
+    def __init__(self, path: Path, *, readonly: bool, timeout: float) -> None:
         self.path = path
         self.readonly = readonly
-        self._reading = reading
         self._timeout = timeout
+        self._copying = threading.Lock()
+        self._copy: PrivateCopy | None = None
 
     def __str__(self) -> str:
         return f"tuning database {self.path}"
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
+        path, mode = self._place()
         with (
             sqlite_failures(self.path, writing=False, timeout=self._timeout),
-            engine(self.path, self._reading, self._timeout).begin() as connection,
+            connection_to(path, mode, self._timeout, self.path) as connection,
+            connection.begin(),
         ):
             yield connection
 
@@ -62,18 +60,33 @@ class File(Place):
             raise DatabaseNotWritable(f"{self} was opened read-only")
         with (
             sqlite_failures(self.path, writing=True, timeout=self._timeout),
-            engine(self.path, "write", self._timeout).begin() as connection,
+            connection_to(self.path, "write", self._timeout) as connection,
+            connection.begin(),
         ):
             yield connection
 
+    def _place(self) -> tuple[Path, Mode]:
+        """What is read, and how."""
+        if not self.readonly:
+            return self.path, "read"
+        with self._copying:
+            if self._copy is None:
+                self._copy = PrivateCopy(self.path, self._timeout)
+            return self._copy.path, "immutable"
+
+    def close(self) -> None:
+        """Removes the private copy; another is made where it is read again."""
+        with self._copying:
+            if self._copy is not None:
+                self._copy.close()
+                self._copy = None
+
     def schema(self, connection: Connection) -> int:
         """Read through SQLite, which sees what a header alone does not: damage, a log not yet merged."""
-        schema = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
-        check_schema(self.path, schema)
-        return schema
+        return raw(connection).check()
 
-    def damaged(self) -> DatabaseDamaged:
-        return DatabaseDamaged(f"{self} is damaged: its id is gone. {WAY_OUT}")
+    def damaged(self, why: str) -> DatabaseDamaged:
+        return DatabaseDamaged(f"{self} is damaged: {why}. {WAY_OUT}")
 
     def outdated(self, schema: int) -> StoreError:
         return StoreError(
@@ -92,17 +105,28 @@ def path_of_file(path: str | Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def open_file(path: Path, *, create: bool, readonly: bool, timeout: float) -> tuple[File, Header]:
-    """The place at ``path``, made or upgraded where that is asked for, and the header that it had; see `Store.open`."""
+def open_file(path: Path, *, create: bool, readonly: bool, timeout: float) -> File:
+    """The place at ``path``, made or upgraded where that is asked for; see `Store.open`."""
     if not readonly and create and not os.path.lexists(path):
         make_database(path, timeout)
     header = read_header(path)
-    if readonly:
-        return File(path, reading_mode(path, header), readonly=True, timeout=timeout), header
-    check_writable(path)
-    if header.schema < SCHEMA_VERSION:
-        upgrade_database(path, timeout)
-    return File(path, "read", readonly=False, timeout=timeout), header
+    if not readonly:
+        check_writable(path)
+        if recover(path, timeout):
+            header = read_header(path)
+        if header.schema < SCHEMA_VERSION:
+            upgrade_database(path, timeout)
+    return File(path, readonly=readonly, timeout=timeout)
+
+
+def recover(path: Path, timeout: float) -> bool:
+    """Ends what a process began that was killed while it wrote, and returns whether there was such a thing. Raises what
+    `files.look_beside` does, before SQLite opens anything."""
+    if not look_beside(Path(os.path.realpath(path))).journal:
+        return False
+    with sqlite_failures(path, writing=True, timeout=timeout), closing(connect(path, "write", timeout)) as connection:
+        connection.begin()  # SQLite rolls back what it finds
+    return True
 
 
 def make_database(path: Path, timeout: float) -> None:
@@ -148,7 +172,7 @@ def upgrade_database(path: Path, timeout: float) -> Upgraded | None:
     """
     from .upgrade import upgrade
 
-    with copied(path, path, reading_mode(path, read_header(path)), timeout) as (copy, schema):
+    with copied(path, path, timeout) as (copy, schema):
         if schema >= SCHEMA_VERSION:  # it was in the log, or another process was first
             check_schema(path, schema)
             return None
@@ -173,7 +197,7 @@ def _is_same(copy: Path, target: Path) -> bool:
     return target.is_file() and os.access(target, os.R_OK) and same_pages(copy, target)
 
 
-def fit_journal(path: Path, header: Header, timeout: float) -> None:
+def fit_journal(path: Path, timeout: float) -> None:
     """WAL on local disks, a rollback journal and a warning where several machines may write."""
     network = on_network(path)
     if network:
@@ -182,24 +206,11 @@ def fit_journal(path: Path, header: Header, timeout: float) -> None:
             "tune into a local file and merge it later",
             path,
         )
-    if header.wal == network:
+    if read_header(path).wal == network:
         with sqlite_failures(path, writing=True, timeout=timeout):
             _set_journal(path, "DELETE" if network else "WAL", timeout)
 
 
 def _set_journal(path: Path, mode: str, timeout: float) -> None:
-    connection = connect(path, "write", timeout)
-    try:
-        connection.execute(f"PRAGMA journal_mode = {mode}")
-    finally:
-        connection.close()
-
-
-def reading_mode(path: Path, header: Header) -> Mode:
-    """How to open ``path`` for reading only, given what may be written there."""
-    if os.access(path.parent, os.W_OK):
-        return "read" if os.access(path, os.W_OK) else "readonly"
-    log = Path(f"{path}-wal")
-    busy = log.exists() and log.stat().st_size > 0
-    # In WAL mode SQLite would need side files, which can't be made there; without a log the file is all there is.
-    return "immutable" if header.wal and not busy else "readonly"
+    with closing(connect(path, "write", timeout)) as connection:
+        connection.patiently(f"PRAGMA journal_mode = {mode}")

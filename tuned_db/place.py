@@ -39,8 +39,8 @@ class Place(ABC):
         """The schema version that the database says it has. Raises `DatabaseTooNew` for one later than ours."""
 
     @abstractmethod
-    def damaged(self) -> DatabaseDamaged:
-        """The error for a database whose id is gone."""
+    def damaged(self, why: str) -> DatabaseDamaged:
+        """The error for a database of which something is not as it must be: ``its id is gone``."""
 
     @abstractmethod
     def outdated(self, schema: int) -> StoreError:

@@ -101,8 +101,8 @@ class Server(Place):
         """Whether anything is in the schema of PostgreSQL in which our tables are or would be."""
         return bool(connection.execute(text(_COUNT_RELATIONS)).scalar_one())
 
-    def damaged(self) -> DatabaseDamaged:
-        return DatabaseDamaged(f"{self} is damaged: its id is gone. Restore a backup")
+    def damaged(self, why: str) -> DatabaseDamaged:
+        return DatabaseDamaged(f"{self} is damaged: {why}. Restore a backup")
 
     def outdated(self, schema: int) -> StoreError:
         return StoreError(

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
-from flashtune.codegen.value import plain
+from flashtune.codegen.value import plain, shown
 
 from .arrivals import Arrival, logged, still_here
 from .blocklist import Failure, barred, blocklisted
@@ -25,6 +25,7 @@ from .rows import (
     AnyRow,
     in_parts,
     read_failures,
+    read_gpu_keys,
     read_measurements,
     read_predictions,
     read_problems,
@@ -54,16 +55,25 @@ class Reader:
         self._barred: dict[tuple[Spec, str], frozenset[Variant]] = {}
         with self._read() as connection:
             self._schema = place.schema(connection)
-            if connection.execute(_ORIGIN).scalar_one_or_none() is None:
-                raise place.damaged()
-        if self._schema < place.oldest:
-            raise place.outdated(self._schema)
+            if self._schema < place.oldest:
+                raise place.outdated(self._schema)
+            self._check_origin(connection)
+
+    def _check_origin(self, connection: Connection) -> None:
+        """Others store and print the id of this database, so it is text that can be."""
+        found = connection.execute(_ORIGIN).scalars().all()
+        if not found:
+            raise self.place.damaged("its id is gone")
+        if len(found) > 1:
+            raise self.place.damaged("it has more than one id")
+        if plain(found[0]) != found[0]:
+            raise self.place.damaged(f"its id is {shown(found[0])}")
 
     @property
     def origin(self) -> str:
-        """UUID of this database; what is no printable text in its place is shown, as others store and print it."""
+        """UUID of this database."""
         with self._read() as connection:
-            return plain(connection.execute(_ORIGIN).scalar_one())
+            return str(connection.execute(_ORIGIN).scalars().first())
 
     def measurements(
         self,
@@ -80,7 +90,7 @@ class Reader:
         wanted = {**keys(problem, spec), "gpu_key": gpu_key, "family": family}
         wanted |= {"session": session, "status": status, "stage": stage}
         with self._read() as connection:
-            found = read_measurements(matching(connection, select_measurements, self._schema, wanted).all())
+            found = read_measurements(matching(connection, select_measurements, self._schema, wanted))
         return sorted(found, key=lambda each: (each.created, each.id))
 
     def by_id(self, ids: Sequence[str]) -> dict[str, Measurement | None]:
@@ -174,7 +184,7 @@ class Reader:
     def gpu_keys(self, *, capability: str | None = None) -> list[str]:
         """Keys of the device models with measurements, sorted; of one compute capability such as ``9.0a``."""
         with self._read() as connection:
-            return sorted(str(key) for key in connection.execute(select_gpu_keys(capability)).scalars())
+            return sorted(read_gpu_keys(connection.execute(select_gpu_keys(capability)).scalars()))
 
     def rejected(self, spec: Spec, gpu_key: str) -> frozenset[Variant]:
         """Variants that no look-up gives for ``spec`` on a device model: wrong, crashed or blocklisted."""
@@ -209,4 +219,4 @@ class Reader:
             yield connection
 
 
-_ORIGIN = select(OriginRow.uuid)
+_ORIGIN = select(OriginRow.uuid).limit(2)

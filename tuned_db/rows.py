@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from .blocklist import TELLING, Failure
 from .columns import check_columns, made
 from .files import SCHEMA_VERSION
 from .gate import Unreadable, config_from_text, problem_from_text
-from .limits import check
+from .limits import check, check_text
 from .models import DeviceRow, EnvironmentRow, MeasurementRow, PredictionRow, ProblemRow, VariantRow
 from .records import Measurement, Prediction
 
@@ -56,13 +57,22 @@ SECOND = (
 """Since schema version 2."""
 ENVIRONMENT = ("unit", "driver", "nvrtc", "cupy", "flashtune", "author")
 PREDICTED = ("predicted_us", "rank", "nvrtc", "flashtune", *_OWN)
+MOST = 2048
+"""Characters that are read of a text that rows share: a long one in a small file would be in memory once for each. No
+check takes as many."""
+
+
+def _bounded(column: Any, name: str) -> Any:
+    return func.substr(column, literal_column("1"), literal_column(str(MOST)), type_=String()).label(name)
+
+
 _SHARED = (
-    ProblemRow.json.label("problem_json"),
-    DeviceRow.key.label("gpu_key"),
-    DeviceRow.name.label("gpu_name"),
-    VariantRow.family.label("family"),
-    VariantRow.config.label("config_json"),
-    VariantRow.source_digest.label("source_digest"),
+    _bounded(ProblemRow.json, "problem_json"),
+    _bounded(DeviceRow.key, "gpu_key"),
+    _bounded(DeviceRow.name, "gpu_name"),
+    _bounded(VariantRow.family, "family"),
+    _bounded(VariantRow.config, "config_json"),
+    _bounded(VariantRow.source_digest, "source_digest"),
 )
 
 _PLACES = ("problem", "gpu_key", "gpu_name", "family", "config", "source_digest")
@@ -110,7 +120,8 @@ def select_measurements(schema: int = SCHEMA_VERSION) -> Select[*tuple[Any, ...]
     own += [getattr(MeasurementRow, name) if schema >= 2 else null().label(name) for name in SECOND]
     unknown = literal_column("''", String).label("author")  # the third schema has it
     environment: list[Any] = [
-        unknown if name == "author" and schema < 3 else getattr(EnvironmentRow, name) for name in ENVIRONMENT
+        unknown if name == "author" and schema < 3 else _bounded(getattr(EnvironmentRow, name), name)
+        for name in ENVIRONMENT
     ]
     return (
         select(*own, *environment, *_SHARED)
@@ -205,6 +216,18 @@ def read_problems(texts: Iterable[object]) -> list[Problem]:
     return found
 
 
+def read_gpu_keys(keys: Iterable[object]) -> list[str]:
+    """The same for keys of device models."""
+    found = []
+    for key in keys:
+        try:
+            check_text("gpu_key", key)
+            found.append(str(key))
+        except InvalidInput as error:
+            _log.debug("a device of the tuning database is passed over: %s", error)
+    return found
+
+
 def read_failures(rows: Iterable[AnyRow]) -> list[Failure]:
     """The same for what :func:`select_failures` gives."""
     found = []
@@ -224,10 +247,9 @@ def read_measurement(row: AnyRow) -> Measurement:
 
 
 def _read_all(rows: Iterable[AnyRow], kind: type[T]) -> list[T]:
-    rows = list(rows)
     found: list[T] = []
-    for start in range(0, len(rows), TOGETHER):
-        part = rows[start : start + TOGETHER]
+    left = iter(rows)
+    while part := list(itertools.islice(left, TOGETHER)):
         try:
             found += _checked_together(part, kind)
         except InvalidInput:  # which of them, and why?

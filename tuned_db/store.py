@@ -7,8 +7,7 @@ of its `Place`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -47,24 +46,16 @@ class Store(Reader):
     ) -> Self:
         """Opens the database at ``path``, and makes it where it is missing, unless ``create`` is False.
 
-        For writing, an older schema is upgraded in place. ``readonly`` never makes, upgrades or changes the file, reads
-        older schemas too, and works in a folder that can't be written. Raises `DatabaseDamaged`, `DatabaseForeign`,
+        For writing, an older schema is upgraded in place. ``readonly`` makes, upgrades and changes nothing, neither the
+        file nor what lies beside it, reads older schemas too, and works in a folder that can't be written: it reads a
+        private copy of the file as it is now, until the store is closed. Raises `DatabaseDamaged`, `DatabaseForeign`,
         `DatabaseTooNew`, `DatabaseNotWritable` or another `StoreError`, each with the path; the file is then as it was.
         """
         path = path_of_file(path)
-        place, header = open_file(path, create=create, readonly=readonly, timeout=timeout)
-        store = cls(place)
+        store = cls(open_file(path, create=create, readonly=readonly, timeout=timeout))
         if not readonly:
-            fit_journal(path, header, timeout)
+            fit_journal(path, timeout)
         return store
-
-    @classmethod
-    @contextmanager
-    def look_into(cls, path: str | Path, *, timeout: float = LOCK_TIMEOUT) -> Iterator[Self]:
-        """:meth:`open` with ``readonly`` and its :meth:`snapshot` in one, on one connection: for a quick look-up."""
-        place, _ = open_file(path_of_file(path), create=False, readonly=True, timeout=timeout)
-        with place.reading() as connection:
-            yield cls(place, connection)
 
     @classmethod
     def on_server(cls, url: str, *, readonly: bool = False, timeout: float = LOCK_TIMEOUT) -> Self:
@@ -95,7 +86,9 @@ class Store(Reader):
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Nothing is held between calls."""
+        """Removes the private copy of what was only read; nothing else is held between calls."""
+        if isinstance(self.place, File):
+            self.place.close()
 
     def record(self, measurement: Measurement) -> Measurement:
         """Stores a measurement and returns it as stored; see :meth:`record_all`."""

@@ -15,12 +15,12 @@ from pathlib import Path
 from flashtune import settings
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, StoreError
-from flashtune.files import is_stream, open_regular, shown_path
+from flashtune.files import is_stream, shown_path
 
 from .arrivals import Arrival
 from .dates import check_ahead, latest
 from .exchange import Export, Header, read_export, read_header, write_export
-from .files import MAGIC
+from .files import is_database
 from .gate import Unreadable
 from .opening import File
 from .records import Measurement
@@ -153,12 +153,6 @@ def export_database(
         raise InvalidInput(f"there are no measurements{of} in {store.place} that can be written. flashtune db check")
     sign(write_export(rows, path, origin=store.origin))
     return len(rows)
-
-
-def is_database(path: Path) -> bool:
-    """Whether the file at ``path`` begins as one of SQLite. Raises `InvalidInput` for what is no file."""
-    with open_regular(path) as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def _is_export(path: Path) -> bool:

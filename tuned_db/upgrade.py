@@ -13,9 +13,8 @@ from flashtune.errors import DatabaseDamaged
 from .files import APPLICATION_ID, SCHEMA_VERSION, check_schema
 from .models import OriginRow
 from .records import new_id, now
+from .schema import MIGRATIONS
 from .sqlite import connect
-
-MIGRATIONS = Path(__file__).parent / "migrations"
 
 _one_at_a_time = threading.Lock()
 """Alembic keeps its context in a global."""
@@ -23,14 +22,14 @@ _one_at_a_time = threading.Lock()
 
 def upgrade(path: Path, timeout: float) -> None:
     """Runs the missing migrations on an SQLite file; ``path`` may be a new, empty one."""
-    raw = connect(path, "write", timeout)
+    below = connect(path, "write", timeout)
     try:
-        raw.execute("PRAGMA foreign_keys = OFF")  # copying a table must not follow its keys; can't be set inside
-        made = create_engine("sqlite://", creator=lambda: raw, poolclass=NullPool)
+        below.execute("PRAGMA foreign_keys = OFF")  # copying a table must not follow its keys; can't be set inside
+        made = create_engine("sqlite://", creator=lambda: below, poolclass=NullPool)
 
         @event.listens_for(made, "begin")
         def begin(connection: Connection) -> None:
-            connection.exec_driver_sql("BEGIN EXCLUSIVE")
+            below.begin("EXCLUSIVE")
 
         with made.begin() as connection:
             schema = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
@@ -38,7 +37,7 @@ def upgrade(path: Path, timeout: float) -> None:
             if schema < SCHEMA_VERSION:  # else another process was first
                 _migrate(path, connection, schema)
     finally:
-        raw.close()
+        below.close()
 
 
 def _migrate(path: Path, connection: Connection, schema: int) -> None:

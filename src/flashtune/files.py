@@ -169,16 +169,17 @@ def _write_beside(path: Path, content: bytes, mode: int, durable: bool, replace:
         if replace:
             os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
         else:
-            _claim(temporary, path, dir_fd)
+            claim(temporary, path, dir_fd)
     except BaseException:
         os.unlink(temporary, dir_fd=dir_fd)
         raise
     if durable:
-        _sync_folder(path.parent, dir_fd)
+        sync_folder(path.parent, dir_fd)
 
 
-def _claim(finished: Path, path: Path, dir_fd: int | None) -> None:
-    """Gives ``finished`` the name ``path``, unless something has it: of several processes the first wins."""
+def claim(finished: Path, path: Path, dir_fd: int | None = None) -> None:
+    """Gives ``finished`` the name ``path``, unless something has it (``FileExistsError``): of several processes the
+    first wins, and no reader ever sees a part of a file."""
     try:
         os.link(finished, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except OSError as error:
@@ -191,7 +192,7 @@ def _claim(finished: Path, path: Path, dir_fd: int | None) -> None:
         os.unlink(finished, dir_fd=dir_fd)
 
 
-def _sync_folder(folder: Path, dir_fd: int | None) -> None:
+def sync_folder(folder: Path, dir_fd: int | None = None) -> None:
     """Puts the new name on the disk, too."""
     if not hasattr(os, "O_DIRECTORY"):  # elsewhere a folder can't be opened, and names are safe without
         return

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,34 @@ def start() -> Callable[[str, Path], subprocess.Popen[str]]:
         )
 
     return start
+
+
+LOCKER = """
+import sqlite3, sys
+other = sqlite3.connect(sys.argv[1], isolation_level=None)
+other.execute("PRAGMA journal_mode = DELETE")
+other.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def locked() -> Callable[[Path], AbstractContextManager[None]]:
+    """Another process keeps a file without a log for itself, for the time of a block."""
+
+    @contextmanager
+    def lock(path: Path) -> Iterator[None]:
+        command = [sys.executable, "-c", LOCKER, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "locked\n"
+            try:
+                yield
+            finally:
+                other.communicate()
+
+    return lock
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,11 @@ class TestBackup:
             back_up(path, tmp_path / "copy.db", timeout=0.1)
         assert Store.open(tmp_path / "copy.db", readonly=True).origin == store.origin
 
-    def test_a_lock_that_is_never_released_is_named(self, store: Store, path: Path, tmp_path: Path) -> None:
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("PRAGMA journal_mode = DELETE")
-            other.execute("BEGIN EXCLUSIVE")
-            with pytest.raises(StoreError, match=r"locked by another process for 0\.1 s"):
-                back_up(path, tmp_path / "copy.db", timeout=0.1)
+    def test_a_lock_that_is_never_released_is_named(
+        self, store: Store, path: Path, tmp_path: Path, locked: Callable[[Path], AbstractContextManager[None]]
+    ) -> None:
+        with locked(path), pytest.raises(StoreError, match=r"locked by another process for 0\.1 s"):
+            back_up(path, tmp_path / "copy.db", timeout=0.1)
         assert names(tmp_path) == [path.parent.name]
 
     def test_what_exists_is_never_replaced(self, store: Store, path: Path, tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ class TestBackup:
         self, store: Store, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         target = tmp_path / "copy.db"
-        finish = copying._copy
+        finish = copying._settle
 
-        def slow(*arguments: Any) -> int:
+        def slow(*arguments: Any) -> None:
             target.write_bytes(b"faster")
-            return finish(*arguments)
+            finish(*arguments)
 
-        monkeypatch.setattr(copying, "_copy", slow)
+        monkeypatch.setattr(copying, "_settle", slow)
         with pytest.raises(InvalidInput, match="exists"):
             back_up(path, target)
         assert target.read_bytes() == b"faster"
@@ -139,18 +139,23 @@ class TestBackup:
     def test_a_disk_that_is_full_for_sqlite_is_named(
         self, store: Store, path: Path, tmp_path: Path, measurement: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        store.record_all([measurement(message="x" * 2000) for _ in range(100)])
-        connect = copying.connect
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("PRAGMA wal_autocheckpoint = 0")
+            other.execute("SELECT * FROM origin").fetchall()
+            store.record_all([measurement(message="x" * 2000) for _ in range(100)])  # in the log, as it is in the copy
+            settle = copying._settle
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-        def limited(where: Path, *arguments: Any) -> sqlite3.Connection:
-            connection = connect(where, *arguments)
-            if where != path:
-                connection.execute("PRAGMA max_page_count = 5")
-            return connection
+            def limited(*arguments: Any) -> None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+                try:
+                    settle(*arguments)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-        monkeypatch.setattr(copying, "connect", limited)
-        with pytest.raises(DatabaseNotWritable, match=r"copy\.db can't be written: database or disk is full"):
-            back_up(path, tmp_path / "copy.db")
+            monkeypatch.setattr(copying, "_settle", limited)
+            with pytest.raises(DatabaseNotWritable, match=r"copy\.db can't be written: disk I/O error.* make room"):
+                back_up(path, tmp_path / "copy.db")
         assert names(tmp_path) == [path.parent.name]
 
     def test_a_folder_that_is_not_there_is_named(self, store: Store, path: Path, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import pytest
 from folders import snapshot
 
 from flashtune.errors import DatabaseNotWritable
-from flashtune.tuned_db import files, opening
+from flashtune.tuned_db import disks, files, opening
 from flashtune.tuned_db import sqlite as sqlite_module
 from flashtune.tuned_db import upgrade as upgrade_module
-from flashtune.tuned_db.files import sqlite_failures
+from flashtune.tuned_db.failures import sqlite_failures
 from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]
@@ -59,7 +59,7 @@ def test_a_full_disk_leaves_no_half_made_database(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP])
 def test_a_disk_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(code, "no links here")
 
     monkeypatch.setattr(os, "link", refuse)
@@ -67,7 +67,7 @@ def test_a_disk_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.M
     assert [each.name for each in tmp_path.iterdir()] == ["tuned.db"]
     late = tmp_path / "late"
     late.write_bytes(b"made by a slower process")
-    files.publish(late, first.path)
+    disks.publish(late, first.path)
     assert Store.open(first.path).origin == first.origin
     assert not late.exists()
 
@@ -95,13 +95,13 @@ me@host: /mnt/数据 fuse.sshfs rw 0 0
     ],
 )
 def test_network_mounts_are_known(path: str, kind: str, network: bool) -> None:
-    assert files.filesystem_type(Path(path), MOUNTS) == kind
-    assert files.is_network(kind) == network
+    assert disks.filesystem_type(Path(path), MOUNTS) == kind
+    assert disks.is_network(kind) == network
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_this_machine_has_mounts(tmp_path: Path) -> None:
-    assert files.filesystem_type(tmp_path.resolve(), Path("/proc/self/mounts").read_text()) != ""
+    assert disks.filesystem_type(tmp_path.resolve(), Path("/proc/self/mounts").read_text()) != ""
 
 
 def test_no_wal_on_a_network_mount(

@@ -6,7 +6,7 @@ import random
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,11 @@ class TestFile:
         with pytest.raises(DatabaseForeign):
             inspect_file(tmp_path / "songs.db")
 
-    def test_a_lock_is_no_damage(self, store: Store, path: Path) -> None:
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("PRAGMA journal_mode = DELETE")
-            other.execute("BEGIN EXCLUSIVE")
-            with pytest.raises(StoreError, match="locked by another process"):
-                inspect_file(path, timeout=0.1)
+    def test_a_lock_is_no_damage(
+        self, store: Store, path: Path, locked: Callable[[Path], AbstractContextManager[None]]
+    ) -> None:
+        with locked(path), pytest.raises(StoreError, match="locked by another process"):
+            inspect_file(path, timeout=0.1)
 
 
 class TestRows:

@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from flashtune.cli import main
 from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.errors import InvalidInput
+from flashtune.errors import DatabaseDamaged, InvalidInput
 from flashtune.tuned_db import transfer, union
 from flashtune.tuned_db.exchange import write_export
 from flashtune.tuned_db.models import MeasurementRow
@@ -136,16 +136,19 @@ class TestArrivals:
         assert store.count() == 0
 
     @pytest.mark.parametrize("uuid", ["'a' || char(0)", "x'ff'", "char(27) || '[2J'"])
-    def test_a_database_of_no_printable_id_is_shared_all_the_same(
-        self, store: Store, tmp_path: Path, team_url: str, other: tuple[Path, list[Measurement]], uuid: str
+    @pytest.mark.parametrize("readonly", [True, False])
+    def test_a_database_of_no_printable_id_is_not_used(
+        self, store: Store, other: tuple[Path, list[Measurement]], uuid: str, readonly: bool
     ) -> None:
+        """M3: others store and print it as the source of what it holds."""
         with closing(sqlite3.connect(other[0])) as plain, plain:
             plain.execute(f"UPDATE origin SET uuid = {uuid}")
-        team = Store.on_server(team_url)
-        with Store.open(other[0]) as local:
-            assert local.origin.isprintable()
-            assert carry(local, team) == add_database(store, other[0]) == Added(new=8, known=0)
-            assert [each.source for each in (*team.arrivals(), *store.arrivals())] == [local.origin] * 2
+        with pytest.raises(DatabaseDamaged, match="damaged: its id is ") as caught:
+            Store.open(other[0], readonly=readonly)
+        assert str(caught.value).isprintable()
+        with pytest.raises(DatabaseDamaged, match="damaged: its id is "):
+            add_database(store, other[0])
+        assert store.count() == 0
 
 
 class TestAuthor:

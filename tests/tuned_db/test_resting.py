@@ -17,7 +17,7 @@ import pytest
 
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, StoreError
-from flashtune.tuned_db import resting, store
+from flashtune.tuned_db import resting
 from flashtune.tuned_db.lookup import find
 from flashtune.tuned_db.resting import look_up
 from flashtune.tuned_db.store import Store
@@ -53,15 +53,15 @@ def seen(path: Path) -> set[str]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """One entry for each store that is opened, whether it is one that is kept."""
+    """One entry for each file that is opened, whether it is to be kept."""
     found: list[bool] = []
-    make = store.Store.__init__
+    make = resting._open
 
-    def counted(self: Store, place: Any, snapshot: Any = None) -> None:
-        found.append(getattr(place, "_reading", "") == "immutable")
-        make(self, place, snapshot)
+    def counted(asked: Any, state: Any) -> Any:
+        found.append(state is not None)
+        return make(asked, state)
 
-    monkeypatch.setattr(store.Store, "__init__", counted)
+    monkeypatch.setattr(resting, "_open", counted)
     return found
 
 

@@ -211,8 +211,8 @@ def test_sqlite_is_run_as_it_should_be(store: Store, path: Path) -> None:
     for connect in (store.place.reading, store.place.writing):
         with connect() as connection:
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
-            assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
-            assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one() == 30000
+            assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == (connect == store.place.writing)
+            assert connection.exec_driver_sql("PRAGMA trusted_schema").scalar_one() == 0
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2
     with closing(sqlite3.connect(path)) as plain:
         assert plain.execute("PRAGMA application_id").fetchone() == (0x464C5455,)

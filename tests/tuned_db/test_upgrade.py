@@ -92,7 +92,7 @@ class TestUpgrade:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         before = old.read_bytes()
-        monkeypatch.setattr(copying, "_copy", full)
+        monkeypatch.setattr(copying, "_pour", full)
         for attempt in (upgrade_file, Store.open):
             with pytest.raises(DatabaseNotWritable, match=r"tuned\.db can't be written: No space left on device"):
                 attempt(old)
@@ -139,9 +139,9 @@ class TestUpgrade:
 
 
 DEATHS = {
-    "a copy was begun": "patch(copying, '_copy', lambda *_: os._exit(9))",
+    "a copy was begun": "patch(copying, '_settle', lambda *_: os._exit(9))",
     "half of it was there": (
-        "patch(copying, '_copy', lambda path, copy, *_: (copy.write_bytes(path.read_bytes()[:5000]), os._exit(9)))"
+        "patch(copying, '_pour', lambda _, file, copy, *__: (copy.write_bytes(file.read()[:5000]), os._exit(9)))"
     ),
     "it had no name yet": "patch(opening, 'name_copy', lambda *_: os._exit(9))",
     "it had its name": "name = copying.name_copy; patch(opening, 'name_copy', lambda *a: (name(*a), os._exit(9)))",
@@ -183,5 +183,5 @@ def test_a_run_may_be_killed_when(start: Start, old: Path, moment: str) -> None:
     os.utime(old.with_name(backups[0]), (1e9, 1e9))
     assert inspect_file(old).leftovers == tuple(sorted(unfinished))
     assert bool(unfinished) == (
-        moment not in ("the upgrade was begun", "the upgrade was not committed", "all was done")
+        moment not in ("it had its name", "the upgrade was begun", "the upgrade was not committed", "all was done")
     )

@@ -1,4 +1,5 @@
-"""Makes ``vNNNN.db`` for the current schema version, with the fake kernel families of ``tests/tuned_db/fakes.py``.
+"""Makes ``vNNNN.db`` for the current schema version, with the fake kernel families of ``tests/tuned_db/fakes.py``, and
+``tuned_db/migrations/vNNNN.sql``, with which files of that version are compared.
 
 Refuses to replace a file: saved databases are what older code wrote.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sqlite3
 import sys
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -15,8 +17,10 @@ import pytest
 
 from flashtune.tuned_db.arrivals import Arrival
 from flashtune.tuned_db.files import SCHEMA_VERSION
+from flashtune.tuned_db.schema import MIGRATIONS, script_of
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.tombstones import bury
+from flashtune.tuned_db.upgrade import upgrade
 
 HERE = Path(__file__).parent
 
@@ -32,6 +36,7 @@ def main() -> None:
     sys.modules["fakes"] = fakes
     where.loader.exec_module(fakes)
     fakes.install(pytest.MonkeyPatch())
+    write_script()
     store = Store.open(path)
     later = "2026-11-29T13:00:00.000Z"
     store.add(
@@ -54,6 +59,16 @@ def main() -> None:
     with closing(sqlite3.connect(path)) as plain, plain:
         plain.execute("UPDATE origin SET uuid = '01935f6e-0000-7000-8000-00000000f00d'")
     print(f"made {path}")
+
+
+def write_script() -> None:
+    """What the migrations make, which a database must have to be opened."""
+    script = MIGRATIONS / f"v{SCHEMA_VERSION:04d}.sql"
+    with tempfile.NamedTemporaryFile() as empty:
+        upgrade(Path(empty.name), 1.0)
+        with closing(sqlite3.connect(empty.name)) as plain:
+            script.write_text(script_of(plain), encoding="utf-8")
+    print(f"made {script}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,199 @@
+"""What only reads reads a copy of its own: of one moment, whatever others do, and gone when it is no longer needed."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import names, snapshot
+
+from flashtune.errors import DatabaseDamaged, StoreError
+from flashtune.tuned_db import copying
+from flashtune.tuned_db.copying import PrivateCopy
+from flashtune.tuned_db.files import is_database, read_header
+from flashtune.tuned_db.store import Store
+
+Make = Callable[..., Any]
+Start = Callable[[str, Path], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where copies are made."""
+    folder = tmp_path / "private"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+class TestCopies:
+    def test_it_is_for_this_user_alone_and_ends_with_the_store(self, store: Store, path: Path, private: Path) -> None:
+        with Store.open(path, readonly=True) as reader:
+            (folder,) = private.iterdir()
+            assert folder.stat().st_mode & 0o777 == 0o700
+            (copy,) = folder.iterdir()
+            assert copy.stat().st_mode & 0o777 == 0o600
+            assert reader.path == path
+        assert names(private) == []
+        assert reader.count() == 0, "it is made again where it is needed"
+        assert len(names(private)) == 1
+        del reader
+        gc.collect()
+        assert names(private) == []
+
+    def test_what_fails_leaves_none(self, store: Store, path: Path, private: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[4096:8192] = bytes(4096)
+        path.write_bytes(data)
+        with pytest.raises(DatabaseDamaged, match="is damaged"):
+            Store.open(path, readonly=True)
+        assert names(private) == []
+
+    def test_a_child_does_not_remove_that_of_its_parent(self, store: Store, path: Path, private: Path) -> None:
+        with Store.open(path, readonly=True) as reader:
+            pid = os.fork()
+            if not pid:
+                reader.place.close()  # type: ignore[attr-defined]
+                os._exit(0)
+            os.waitpid(pid, 0)
+            assert reader.count() == 0
+
+    def test_a_process_that_ends_removes_its_own(self, store: Store, path: Path, private: Path, start: Start) -> None:
+        code = (
+            f"import tempfile; tempfile.tempdir = {str(private)!r}\n"
+            "reader = Store.open(path, readonly=True); print(reader.count())"
+        )
+        output, _ = start(code, path).communicate(timeout=120)
+        assert output == "0\n"
+        assert names(private) == []
+
+    def test_without_room_for_it_the_error_names_the_variable(
+        self, store: Store, path: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(copying, "_pour", full)
+            with pytest.raises(
+                StoreError, match=rf"tuned\.db is read from a private copy.*{private}: No space.* TMPDIR"
+            ):
+                Store.open(path, readonly=True)
+        assert names(private) == []
+        private.rmdir()
+        with pytest.raises(StoreError, match=f"can't be made in {private}: No such file or directory.* TMPDIR"):
+            Store.open(path, readonly=True)
+
+    @pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="the system knows no holes")
+    def test_a_file_that_says_it_has_terabytes_takes_no_room(self, store: Store, path: Path, private: Path) -> None:
+        """M2, the disk: SQLite does not look behind the pages that its header counts."""
+        os.truncate(path, 2**41)
+        Path(f"{path}-wal").touch()
+        os.truncate(f"{path}-wal", 2**41)
+        copy = PrivateCopy(path, 1.0, check=False)
+        assert copy.path.stat().st_size == 2**41
+        assert copy.path.stat().st_blocks * 512 < 2**21
+        copy.close()
+
+    def test_one_that_takes_too_long_is_given_up(self, store: Store, path: Path, private: Path) -> None:
+        """A look-up has two seconds."""
+        with pytest.raises(StoreError, match="takes too long to be read"):
+            PrivateCopy(path, 1.0, within=0.0)
+        assert names(private) == []
+
+
+WRITER = """
+import sqlite3, sys
+path = sys.argv[1]
+for turn in range(1, 100_000):
+    other = sqlite3.connect(path, isolation_level=None, timeout=60)
+    other.execute("PRAGMA wal_autocheckpoint = 3")
+    for _ in range(4):
+        other.execute("BEGIN IMMEDIATE")
+        other.execute(f"UPDATE measurement SET seed = {turn}, message = hex(randomblob(400))")
+        other.execute("COMMIT")
+    other.close()
+    print(turn, flush=True)
+"""
+
+
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_a_copy_is_of_one_moment_while_another_process_writes(
+    store: Store, path: Path, measurement: Make, journal: str
+) -> None:
+    """It moves its log into the file, begins it anew and removes it all the time."""
+    store.record_all([measurement(message="x" * 800) for _ in range(200)])
+    with closing(sqlite3.connect(path)) as plain:
+        plain.execute(f"PRAGMA journal_mode = {journal}")
+    other = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    with other:
+        assert other.stdout is not None
+        last = 0
+        for _ in range(12):
+            done = int(other.stdout.readline())
+            with Store.open(path, readonly=True) as reader:
+                seeds = {each.seed for each in reader.measurements()}
+                assert reader.count() == 200
+            assert len(seeds) == 1, "a part of one transaction"
+            (seed,) = seeds
+            assert seed is not None
+            assert seed >= max(last, done)
+            last = seed
+        other.kill()
+
+
+HOLDS = """
+import sqlite3, sys
+other = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0)
+try:
+    other.execute("BEGIN EXCLUSIVE")
+    print("free")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("way", ["header", "kind", "copy"])
+def test_who_reads_a_file_takes_no_lock_from_who_writes_it_in_this_process(
+    store: Store, path: Path, measurement: Make, way: str
+) -> None:
+    """On POSIX, to close any descriptor of a file gives up all locks of the process on it."""
+    with closing(sqlite3.connect(path)) as plain:
+        plain.execute("PRAGMA journal_mode = DELETE")
+
+    def others() -> str:
+        command = [sys.executable, "-c", HOLDS, str(path)]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+    with store.place.writing():
+        assert others() == "database is locked"
+        match way:
+            case "header":
+                read_header(path)
+            case "kind":
+                assert is_database(path)
+            case _:
+                PrivateCopy(path, 1.0).close()
+        assert others() == "database is locked"
+    assert others() == "free"
+
+
+def test_a_reader_keeps_its_moment(store: Store, path: Path, measurement: Make) -> None:
+    first = store.record(measurement())
+    with Store.open(path, readonly=True) as reader:
+        store.record(measurement())
+        assert reader.measurements() == [first]
+    before = snapshot(path.parent)
+    with Store.open(path, readonly=True) as reader:
+        assert reader.count() == 2
+    assert snapshot(path.parent) == before
