@@ -188,6 +188,14 @@ def test_a_file_of_an_error_is_named(name: str | bytes | int, monkeypatch: pytes
     assert run("info", code=1).output == f"Error: Permission denied: {shown}\n"
 
 
+def test_the_end_of_a_file_is_no_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise EOFError("Compressed file ended")
+
+    monkeypatch.setattr("flashtune._cli_show.show_info", fail)
+    assert run("info", code=1).output == "Error: Compressed file ended\n"
+
+
 def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError

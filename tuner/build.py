@@ -79,7 +79,8 @@ class ProcessBuilder:
         self._idle: list[Child] = []
         self._closed = self._fruitful = False
         self._given_up = 0
-        self._lock = threading.RLock()
+        self._change = threading.Condition()
+        """Of workers. Whoever can't start another waits for one that is idle."""
 
     def submit(self, source: Source) -> Future[Built]:
         digest = source.digest
@@ -88,13 +89,14 @@ class ProcessBuilder:
         return self._jobs[digest]
 
     def close(self) -> None:
-        with interrupts_held(), self._lock:  # a thread that waits for a worker is waited for by Python's end
+        with interrupts_held(), self._change:  # a thread that waits for a worker is waited for by Python's end
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._closed = True
             for each in self._hired:
                 each.kill()  # the thread that waits for it closes its pipe
             for each in self._idle:
                 each.end()
+            self._change.notify_all()
 
     def _build(self, source: Source) -> Built:
         fate = ""
@@ -106,9 +108,10 @@ class ProcessBuilder:
             except (EOFError, OSError):
                 fate = self._bury(worker)
                 continue
-            with self._lock:
+            with self._change:
                 self._idle.append(worker)
                 self._fruitful = True
+                self._change.notify()
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -116,7 +119,7 @@ class ProcessBuilder:
 
     def _give_up(self, source: Source, fate: str) -> Built:
         """What is said of a source that cost too many workers; of several where nothing else compiled, that is all."""
-        with self._lock:
+        with self._change:
             self._given_up += 1
             if self._given_up >= MAX_DEATHS and not self._fruitful:
                 raise NoCompilerError(
@@ -127,9 +130,9 @@ class ProcessBuilder:
 
     def _worker(self) -> Child:
         """One that waits for a source: an idle one, or a new one."""
-        fate = ""
-        for _ in range(MAX_DEATHS):
-            with self._lock:
+        fate, deaths = "", 0
+        while deaths < MAX_DEATHS:
+            with self._change:
                 if self._closed:
                     raise NoCompilerError("the session is over")
                 while self._idle:
@@ -140,12 +143,16 @@ class ProcessBuilder:
                 try:
                     worker = Child("flashtune compiler", _serve, build, self.arch)
                 except OSError as error:
-                    raise NoCompilerError(f"no compile worker can be started: {error.strerror or error}") from error
+                    if not self._hired:
+                        raise NoCompilerError(f"no compile worker can be started: {error.strerror or error}") from error
+                    self._change.wait()
+                    continue
                 self._hired.add(worker)
             try:
                 worker.receive()  # it has imported what it needs
             except (EOFError, OSError):
                 fate = self._bury(worker)
+                deaths += 1
             else:
                 return worker
         raise NoCompilerError(
@@ -156,8 +163,9 @@ class ProcessBuilder:
         """How ``worker`` ended, which is forgotten."""
         fate = worker.fate(BURIAL_SECONDS) or "closed its pipe"
         worker.end()
-        with self._lock:
+        with self._change:
             self._hired.discard(worker)
+            self._change.notify()
         return fate
 
 

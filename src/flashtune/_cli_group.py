@@ -41,12 +41,14 @@ class Commands(click.Group):
 
 @contextmanager
 def _before_click() -> Iterator[None]:
-    """Takes what click would end in its own way: an interrupt with an empty line, and any broken pipe without a word,
-    as if it were that of the output."""
+    """Takes what click would end in its own way: an interrupt with an empty line, the end of a file as if it were one,
+    and any broken pipe without a word, as if it were that of the output."""
     try:
         yield
     except KeyboardInterrupt:
         raise click.Abort from None
+    except EOFError as error:
+        raise click.ClickException(str(error) or "a file ended too early") from error
     except OutputError:
         raise
     except OSError as error:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import slow_compiler
@@ -147,6 +148,24 @@ def test_no_process_at_all_ends_the_session(monkeypatch: pytest.MonkeyPatch, bui
     monkeypatch.setattr(build, "Child", refuse)
     with pytest.raises(NoCompilerError, match="no compile worker can be started: Resource temporarily unavailable"):
         builder.submit(made(0)).result(300)
+
+
+def test_where_one_process_is_all_there_can_be_it_compiles_everything(
+    monkeypatch: pytest.MonkeyPatch, tries: Path, builder: ProcessBuilder
+) -> None:
+    """Also what costs it its life a few times, after which another one can be had."""
+    living: list[Child] = []
+
+    def start(*given: Any) -> Child:
+        if any(not each.fate() for each in living):
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        living.append(Child(*given))
+        return living[-1]
+
+    monkeypatch.setattr(build, "Child", start)
+    sources = [made(number % MAX_DEATHS, f"s{number}") for number in range(9)]
+    jobs = [builder.submit(each) for each in sources]
+    assert [each.result(300) for each in jobs] == [Built(digest=each.digest, registers=96) for each in sources]
 
 
 def test_a_compiler_that_is_not_installed_is_that_error(
