@@ -112,6 +112,7 @@ def _megabytes(path: Path) -> str:
 
 
 def _print_file(path: Path, health: FileHealth) -> None:
+    from .codegen.value import printable
     from .tuned_db.files import SCHEMA_VERSION
 
     older = "" if health.schema == SCHEMA_VERSION else f", older than {SCHEMA_VERSION}: flashtune db upgrade"
@@ -125,12 +126,14 @@ def _print_file(path: Path, health: FileHealth) -> None:
     click.echo(f"file          {'damaged' if health.faults else 'sound'}")
     for fault in health.faults:
         for line in fault.splitlines():
-            click.echo(f"              {_plain(line)}")
+            click.echo(f"              {printable(line)}")
     for left in health.leftovers:
         click.echo(f"left over     {shown_path(left)}, of a run that was killed; it may be deleted")
 
 
 def _print_rows(content: Content) -> None:
+    from .codegen.value import printable
+
     click.echo(f"measurements  {content.measurements}")
     for each in content.sources.values():
         parts = [f"{each.current} with today's source"]
@@ -141,7 +144,7 @@ def _print_rows(content: Content) -> None:
     unreadable = content.unreadable
     click.echo(f"not readable  {unreadable if unreadable.rows else 'none'}")
     for reason in unreadable.reasons[:SHOWN]:
-        click.echo(f"              {_plain(reason)}")
+        click.echo(f"              {printable(reason)}")
     if unreadable.rows > SHOWN:
         click.echo(f"              and {unreadable.rows - SHOWN} more")
 
@@ -153,8 +156,3 @@ def _print_service(service: Service) -> None:
         return
     click.echo(f"serves        nothing for {service.gpu}: {service.why}")
     click.echo(f"              measure on it: flashtune tune --gpu {service.gpu}")
-
-
-def _plain(text: str) -> str:
-    """Text of a file, which may hold anything, as a terminal may show it."""
-    return "".join(each if each.isprintable() else "?" for each in text)

@@ -140,7 +140,7 @@ def write_whole(
     """
     path = Path(path)
     with errors_name(path):
-        if dir_fd is None and (descriptor := _descriptor(path)) is not None:
+        if replace and dir_fd is None and (descriptor := _descriptor(path)) is not None:
             with _duplicate(descriptor, "wb") as file:
                 file.write(content)
         elif replace and _special(path, dir_fd, links=False):
