@@ -149,7 +149,7 @@ def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
     With ``skip_invalid`` a row that this version can't take is counted in ``refused`` instead; a header that is wrong,
     or rows that are not those the header counted, still raise.
     """
-    header, lines = read_lines(path)
+    (header, lines), name = read_lines(path), shown_path(path)
     measurements: dict[str, Measurement] = {}
     refused = Unreadable()
     for number, line in enumerate(lines, start=2):
@@ -160,8 +160,8 @@ def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
             measurements[row.id] = row
         except InvalidInput as error:
             if not skip_invalid:
-                raise InvalidInput(f"{shown_path(path)}, line {number}: {error}") from error
-            refused.add(f"{shown_path(path)}, line {number}", error)
+                raise InvalidInput(f"{name}, line {number}: {error}") from error
+            refused.add(f"{name}, line {number}", error)
     return Export(header, tuple(measurements.values()), refused)
 
 
