@@ -92,7 +92,7 @@ class FakeBuilder:
 
 
 JITTER = 1e-9
-"""Part of a time by which rounds differ, around one that is exact: an interval of no width is a lie (`plausible.py`)."""
+"""Part of a time by which rounds differ around one that is exact: an interval of no width is a lie (`plausible.py`)."""
 
 
 class FakeBench:
