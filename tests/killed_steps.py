@@ -13,6 +13,7 @@ from pathlib import Path
 
 import flashtune.tuned_db.upgrade  # noqa: F401
 from flashtune.codegen.family import families
+from flashtune.tuned_db import forgetting
 from flashtune.tuned_db.gc import collect
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.transfer import carry
@@ -43,11 +44,18 @@ def gc(folder: Path) -> None:
         collect(store, days=0)
 
 
+def forget(folder: Path) -> None:
+    session = (folder / "session").read_text("utf-8")
+    with Store.open(folder / "own.db") as store:
+        forgetting.forget(store, forgetting.Which(session=session))
+
+
 STEPS: dict[str, Callable[[Path], None]] = {
     "merge": merge,
     "import": import_,
     "upgrade": upgrade,
     "gc": gc,
+    "forget": forget,
     "push": push,
 }
 

@@ -1,4 +1,4 @@
-"""Merge, import, upgrade, gc or push that are killed with -9 at a random moment did all of their work or none of it.
+"""Merge, import, upgrade, gc, forget or push: killed with -9 at a random moment, it did all of its work or none of it.
 
 For `tune` see tests/tuner/test_kills.py.
 """
@@ -57,6 +57,9 @@ class Steps:
             store.add(times)
             going = collect(store, days=0, dry_run=True)
             self.searched, self.kept = going.removed + going.left, going.left
+        session = rows[0].session
+        self.forgotten = sum(each.session == session for each in (*rows, *times))
+        (folder / "session").write_text(session, encoding="utf-8")
         make_old(folder / "old.db", folder / "other.db")
         source = {"PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
         self.process = subprocess.Popen(
@@ -67,7 +70,7 @@ class Steps:
     def reset(self, step: str) -> None:
         for left in self.folder.glob("own.db*"):
             left.unlink()
-        before = {"upgrade": "old.db", "gc": "searched.db"}.get(step, "start.db")
+        before = {"upgrade": "old.db", "gc": "searched.db", "forget": "searched.db"}.get(step, "start.db")
         shutil.copy(self.folder / before, self.folder / "own.db")
 
     def _line(self, line: str) -> int:
@@ -104,6 +107,13 @@ class Steps:
         if step == "gc":
             assert (count, gone, indexes) in ((self.searched, 0, 0), (self.kept, self.searched - self.kept, 0))
             return count == self.kept
+        if step == "forget":
+            left = self.searched - self.forgotten
+            assert (count, gone, indexes) in ((self.searched, 0, 0), (left, self.forgotten, 0))
+            copies = [len(read_export(each).measurements) for each in self.folder.glob("own.db.forgotten-*")]
+            assert set(copies) <= {self.forgotten}
+            assert copies or count != left
+            return count == left
         assert count in (STORED, self.total)
         return count == self.total
 
@@ -148,7 +158,7 @@ def steps(tmp_path: Path) -> Iterator[Steps]:
 
 
 @pytest.mark.parametrize("kills", [30, pytest.param(150, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("step", ["merge", "import", "upgrade", "gc"])
+@pytest.mark.parametrize("step", ["merge", "import", "upgrade", "gc", "forget"])
 def test_a_step_that_is_killed_did_all_or_nothing(steps: Steps, step: str, kills: int) -> None:
     kill_often(steps, step, kills)
 

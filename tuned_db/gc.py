@@ -17,12 +17,12 @@ That holds here alone: what others keep is theirs, and removing it here removes 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Connection, and_, delete, select
+from sqlalchemy import Connection, and_, select
 
 from flashtune.errors import InvalidInput, StoreError, UnsupportedProblem
 
@@ -34,10 +34,9 @@ from .lookup import find_in
 from .models import DeviceRow, MeasurementRow, ProblemRow
 from .opening import File
 from .records import STAGES
-from .rows import IDS_AT_ONCE
 from .sqlite import connect
 from .store import LOCK_TIMEOUT, Store
-from .tombstones import bury
+from .tombstones import remove, remove_unused
 
 SEARCHED = [each for each in STAGES if each != "final"]
 SAMPLE = 100
@@ -79,10 +78,9 @@ def collect(store: Store, *, days: int, dry_run: bool = False, timeout: float = 
             return Collected(len(going), all_of_them - len(going), before, before)
     with store.place.writing() as connection:
         going, all_of_them = _going(connection, oldest_kept, decided), count(connection)
-        bury(connection, going)
-        _delete(connection, going)
+        remove(connection, going)
         if going and isinstance(store.place, File):  # on a server they stay: to remove them takes another right
-            _forget_variants(connection)
+            remove_unused(connection)
     note = _shrink(store, timeout) if going else ""
     return Collected(len(going), all_of_them - len(going), before, _bytes(store), note)
 
@@ -137,25 +135,6 @@ def _going(connection: Connection, oldest_kept: str, decided: Collection[tuple[i
 def in_sample(name: str) -> bool:
     """The same rows on every machine, whatever made their ids."""
     return int.from_bytes(hashlib.sha256(name.encode(errors="replace")).digest()[:8], "big") % SAMPLE == 0
-
-
-def _delete(connection: Connection, ids: Sequence[str]) -> None:
-    for start in range(0, len(ids), IDS_AT_ONCE):
-        connection.execute(delete(MeasurementRow).where(MeasurementRow.id.in_(ids[start : start + IDS_AT_ONCE])))
-
-
-def _forget_variants(connection: Connection) -> None:
-    """Removes configs that no row is about any more: they would be half of the file.
-
-    For each SQLite looks for rows that point at it, which takes an index that nothing else needs.
-    """
-    children = ("measurement", "prediction")
-    for child in children:
-        connection.exec_driver_sql(f"CREATE INDEX gc_{child} ON {child} (variant_id)")
-    unused = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {child} WHERE variant_id = variant.id)" for child in children)
-    connection.exec_driver_sql(f"DELETE FROM variant WHERE {unused}")
-    for child in children:
-        connection.exec_driver_sql(f"DROP INDEX gc_{child}")
 
 
 def _bytes(store: Store) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
@@ -17,7 +17,7 @@ from .arrivals import Arrival, logged, still_here
 from .blocklist import Failure, barred, blocklisted
 from .filters import keys, matching
 from .fingerprints import Fingerprints, count, fingerprints
-from .models import OriginRow
+from .models import MeasurementRow, OriginRow
 from .place import Place
 from .ranked import Ranked
 from .records import Measurement, Prediction, Variant
@@ -135,6 +135,12 @@ class Reader:
         """How many measurements are here of each arrival, by its number, as far as that is known."""
         with self._read() as connection:
             return still_here(connection, self._schema)
+
+    def ids(self, condition: ColumnElement[bool]) -> list[object]:
+        """Ids of the measurements that meet a condition on `MeasurementRow`, of any type in a file that was tampered
+        with."""
+        with self._read() as connection:
+            return list(connection.execute(select(MeasurementRow.id).where(condition)).scalars())
 
     def count(self) -> int:
         """How many measurements there are, with those that this version can't read."""

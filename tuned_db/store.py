@@ -20,7 +20,7 @@ from .limits import check, settled
 from .opening import File, fit_journal, open_file, path_of_file
 from .reading import Reader
 from .records import Measurement, Prediction
-from .tombstones import tombstones
+from .tombstones import dig_up, tombstones
 from .writing import Writer
 
 LOCK_TIMEOUT = 30.0
@@ -104,15 +104,19 @@ class Store(Reader):
         self.add_parts([records])
         return records
 
-    def add(self, measurements: Iterable[Measurement], arrival: Arrival | None = None) -> Stored:
+    def add(
+        self, measurements: Iterable[Measurement], arrival: Arrival | None = None, *, take_back: bool = False
+    ) -> Stored:
         """As :meth:`record_all`; returns what came of them. ``arrival`` is logged if any were new."""
-        return self.add_parts([[check(settled(each)) for each in measurements]], arrival)
+        return self.add_parts([[check(settled(each)) for each in measurements]], arrival, take_back=take_back)
 
-    def add_parts(self, parts: Iterable[Sequence[Measurement]], arrival: Arrival | None = None) -> Stored:
+    def add_parts(
+        self, parts: Iterable[Sequence[Measurement]], arrival: Arrival | None = None, *, take_back: bool = False
+    ) -> Stored:
         """:meth:`add` for checked and settled measurements in parts, of which one is held at a time: all or none.
 
-        Those that were removed here (`gc.py`) are passed over. A new one of a later date than `dates.latest` raises
-        `InvalidInput`.
+        Those that were removed here (`gc.py`, `forgetting.py`) are passed over, or with ``take_back`` let in again. A
+        new one of a later date than `dates.latest` raises `InvalidInput`.
         """
         count = removed = 0
         last = latest()
@@ -123,6 +127,9 @@ class Store(Reader):
                 ids = [each.id for each in records]
                 known = self._by_id(connection, ids)
                 gone = tombstones(connection, self._schema, ids) - known.keys()  # put back by hand, it is there
+                if take_back:
+                    dig_up(connection, [*gone])
+                    gone = set()
                 new: dict[str, Measurement] = {}
                 for each in records:
                     if known.get(each.id, each) != each or new.get(each.id, each) != each:

@@ -31,21 +31,22 @@ from .union import Added
 Progress = Callable[[str], None]
 
 
-def carry(source: Store, target: Store, progress: Progress = lambda text: None) -> Added:
+def carry(source: Store, target: Store, progress: Progress = lambda text: None, *, take_back: bool = False) -> Added:
     """Adds the measurements of ``source`` that ``target`` lacks, all or none; ``progress`` hears how far it is.
 
     Raises `InvalidInput` where both have a row under one id with different values; nothing is added then. Rows that
-    this version can't read, or of a date that is yet to come, are passed over. Predictions stay where they were made.
+    this version can't read, or of a date that is yet to come, are passed over. With ``take_back`` rows that were
+    removed from ``target`` come in again. Predictions stay where they were made.
     """
     settings.author()  # a name that can't be stored would fail at the very end
     with _scratch_file() as missing:
-        found = _Comparison(source, target, missing, progress)
+        found = _Comparison(source, target, missing, progress, take_back)
         stored = Stored(0, 0)
         if found.missing:
             progress(f"adding {found.missing} to {target.place}, when it is our turn")
             kind: Kind = "pull" if isinstance(target.place, File) else "push"
             arrival = Arrival(kind=kind, source=source.origin)
-            stored = target.add_parts(_parts(missing, found.missing, progress), arrival)
+            stored = target.add_parts(_parts(missing, found.missing, progress), arrival, take_back=take_back)
     late = found.missing - stored.new - stored.removed  # another process added them meanwhile
     return Added(stored.new, found.known + late, found.removed + stored.removed, found.unreadable)
 
@@ -64,10 +65,10 @@ def _scratch_file() -> Iterator[IO[bytes]]:
 class _Comparison:
     """What ``target`` lacks, written to a file, and how many rows it is and has."""
 
-    def __init__(self, source: Store, target: Store, missing: IO[bytes], progress: Progress) -> None:
+    def __init__(self, source: Store, target: Store, missing: IO[bytes], progress: Progress, take_back: bool) -> None:
         self.known = self.missing = self.removed = 0
         self.unreadable = Unreadable()
-        self._last = latest()
+        self._last, self._take_back = latest(), take_back
         with source.snapshot() as ours, target.snapshot() as theirs:
             total, done = ours.count(), 0
             for chunk in ours.fingerprints():
@@ -84,7 +85,7 @@ class _Comparison:
     def _compare(self, ours: Store, theirs: Store, chunk: dict[str, str], missing: IO[bytes]) -> None:
         there = {each: digest for part in theirs.fingerprints(list(chunk)) for each, digest in part.items()}
         suspects = [each for each in chunk if each in there and chunk[each] != there[each]]
-        gone = theirs.removed(chunk) - there.keys()  # put back by hand, it is there
+        gone = set() if self._take_back else theirs.removed(chunk) - there.keys()  # put back by hand, it is there
         self.known += len(there) - len(suspects)
         self.removed += len(gone)
         wanted = ours.by_id([*suspects, *(each for each in chunk if each not in there and each not in gone)])

@@ -37,7 +37,7 @@ class Added:
     known: int
     """Rows that it had."""
     removed: int = 0
-    """Rows that were removed from it before (`gc.py`), and stay so."""
+    """Rows that were removed from it before (`gc.py`, `forgetting.py`), and stay so."""
     refused: Unreadable = field(default_factory=Unreadable)
     """Rows that were passed over, with their places and the reasons as far as they are known."""
 
@@ -45,24 +45,30 @@ class Added:
     def summary(self) -> str:
         """For people."""
         text = f"{self.new} new measurements, {self.known} that were there"
-        return text + (f", {self.removed} that gc had removed and that stay so" if self.removed else "")
+        return text + (f", {self.removed} that were removed here and stay so" if self.removed else "")
 
 
 def add_file(
-    store: Store, path: Path, *, skip_invalid: bool = False, check: Callable[[Header], str] = lambda header: ""
+    store: Store,
+    path: Path,
+    *,
+    skip_invalid: bool = False,
+    take_back: bool = False,
+    check: Callable[[Header], str] = lambda header: "",
 ) -> Added:
     """Adds all rows of an export to ``store``, or none.
 
     The first row that is not valid raises `InvalidInput` with path, line and reason; with ``skip_invalid`` such rows
-    are passed over and counted. ``check`` is called with the header before any row is added, and may raise; it returns
-    the name of the trusted key that signed the file, or ``""``.
+    are passed over and counted. With ``take_back`` rows that were removed here come in again. ``check`` is called with
+    the header before any row is added, and may raise; it returns the name of the trusted key that signed the file, or
+    ``""``.
     """
     settings.author()  # a name that can't be stored would fail at the very end
     export = read_export(path, skip_invalid=skip_invalid)
     signer = check(export.header)
     wanted = _dated(store, path, export, skip_invalid)
     arrival = Arrival(kind="import", source=export.header.origin, digest=export.header.digest, signer=signer)
-    stored = store.add(wanted, arrival)
+    stored = store.add(wanted, arrival, take_back=take_back)
     known = len(wanted) - stored.new - stored.removed
     return Added(stored.new, known, stored.removed, export.refused)
 
@@ -83,8 +89,9 @@ def _dated(store: Store, path: Path, export: Export, skip_invalid: bool) -> list
     return wanted
 
 
-def add_database(store: Store, path: Path) -> Added:
-    """Adds all measurements of the database at ``path``, which is only read and may be of an older schema."""
+def add_database(store: Store, path: Path, *, take_back: bool = False) -> Added:
+    """Adds all measurements of the database at ``path``, which is only read and may be of an older schema; with
+    ``take_back`` those that were removed here, too."""
     if not path.is_file():
         raise StoreError(f"there is no tuning database at {shown_path(path)}")
     if not is_database(path) and _is_export(path):
@@ -93,14 +100,14 @@ def add_database(store: Store, path: Path) -> Added:
         raise InvalidInput(f"{shown_path(path)} is the database that it would be merged into")
     settings.author()
     with Store.open(path, create=False, readonly=True) as other:
-        new, found = _compared(store, other)
+        new, found = _compared(store, other, take_back)
         arrival = Arrival(kind="merge", source=other.origin)
-    stored = store.add(new, arrival)
+    stored = store.add(new, arrival, take_back=take_back)
     late = len(new) - stored.new - stored.removed  # another process added them meanwhile
     return Added(stored.new, found.known + late, found.removed + stored.removed, found.refused)
 
 
-def _compared(store: Store, other: Store) -> tuple[list[Measurement], Added]:
+def _compared(store: Store, other: Store, take_back: bool) -> tuple[list[Measurement], Added]:
     """Of ``other``: the checked rows that ``store`` lacks, and what is to be said of the rest.
 
     Piece by piece, so that only what is new is held in memory. ``store`` may still be written meanwhile: `Store.add`
@@ -110,7 +117,7 @@ def _compared(store: Store, other: Store) -> tuple[list[Measurement], Added]:
     last = latest()
     for rows in other.rows():
         ids = [row._mapping["id"] for row in rows]
-        own, gone = store.rows_with_ids(ids), store.removed(ids)
+        own, gone = store.rows_with_ids(ids), set() if take_back else store.removed(ids)
         for row in rows:
             there = own.get(row._mapping["id"])
             if there is not None and tuple(there) == tuple(row):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ._cli_db_compare import diff, digest, history
+from ._cli_db_forget import forget, take_back_option
 from ._cli_db_keep import backup, check, upgrade
 from ._cli_db_past import gc, log
 from ._cli_options import STDIN, FileName, database_option, existing_database, new_database_option
@@ -42,13 +43,14 @@ def db() -> None:
       flashtune db backup safe.db           a copy, also while others write
       flashtune db gc                       make it small: without times that nothing depends on
       flashtune db log                      what came from elsewhere, and when
+      flashtune db forget --arrival 3       take out again what should not have come
       flashtune db diff a.db b.jsonl        what differs, in rows and in winners
       flashtune db pull                     what the team has on its PostgreSQL server
       flashtune db push                     what was measured here, for the team
     """
 
 
-for command in (backup, check, diff, digest, gc, history, log, pull, push, team, upgrade):
+for command in (backup, check, diff, digest, forget, gc, history, log, pull, push, team, upgrade):
     db.add_command(command)
 
 
@@ -81,7 +83,7 @@ def info(database: Path | None) -> None:
         click.echo(f"              {own[0].gpu_name}: {count} for {problems} on {units}, {dates}")
     click.echo(f"predictions   {predictions}")
     if removed:
-        click.echo(f"removed       {removed} by gc, which stay so")
+        click.echo(f"removed       {removed} by gc or forget, which stay so")
     if arrivals:
         click.echo(f"arrivals      {arrivals}: flashtune db log lists what came from elsewhere")
     if unreadable.rows:
@@ -140,10 +142,12 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
     help="A file of public keys that are trusted, each a line of 64 hexadecimal digits and a name.",
 )
 @click.option("--require-signature", is_flag=True, help="Refuse files that no trusted key has signed.")
+@take_back_option
 @new_database_option
 def import_(
     files: tuple[Path, ...],
     skip_invalid: bool,
+    take_back: bool,
     trusted: Path | None,
     require_signature: bool,
     database: Path | None,
@@ -175,15 +179,16 @@ def import_(
             click.echo(f"{shown_path(path)}: {found.sentence}", err=True)
             return found.signer
 
-        return add_file(store, path, skip_invalid=skip_invalid, check=check)
+        return add_file(store, path, skip_invalid=skip_invalid, take_back=take_back, check=check)
 
     _add(files, database, add)
 
 
 @db.command()
 @click.argument("databases", nargs=-1, required=True, type=FileName(exists=True))
+@take_back_option
 @new_database_option
-def merge(databases: tuple[Path, ...], database: Path | None) -> None:
+def merge(databases: tuple[Path, ...], take_back: bool, database: Path | None) -> None:
     """Add the measurements of other tuning databases.
 
     They are only read. Winners are derived from all measurements, so nothing has to be reconciled: merging again, or
@@ -196,7 +201,7 @@ def merge(databases: tuple[Path, ...], database: Path | None) -> None:
     """
     from .tuned_db.union import add_database
 
-    _add(databases, database, add_database)
+    _add(databases, database, lambda store, path: add_database(store, path, take_back=take_back))
 
 
 def _signing(file: Path, key: Path | None) -> tuple[Callable[[Header], object], str]:

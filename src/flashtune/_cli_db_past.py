@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,8 +77,9 @@ def print_collected(removed: int, left: int, days: int, dry_run: bool) -> None:
 def log(database: Path | None) -> None:
     """List what came to the tuning database from elsewhere: imports, merges and pulls, oldest first.
 
-    Source is the database that rows came from, as it said; names are those of trusted keys, or what FLASHTUNE_AUTHOR
-    said where the command ran. The list stays in this database.
+    Each has a number, by which flashtune db forget takes out what it brought. Source is the database that rows came
+    from, as it said; names are those of trusted keys, or what FLASHTUNE_AUTHOR said where the command ran. The list
+    stays in this database.
 
     \b
     Examples:
@@ -88,21 +89,25 @@ def log(database: Path | None) -> None:
     from .tuned_db.store import Store
 
     with Store.open(existing_database(database), create=False, readonly=True) as store:
-        print_arrivals(store.arrivals())
+        print_arrivals(store.arrivals(), store.arrived())
 
 
-def print_arrivals(arrivals: Sequence[Arrival]) -> None:
-    """One a line. Texts may be of others."""
+def print_arrivals(arrivals: Sequence[Arrival], here: Mapping[int, int]) -> None:
+    """One a line, with its number and how many of its rows are ``here``. Texts may be of others."""
     from .codegen.value import plain
 
     if not arrivals:
         click.echo("Nothing came from elsewhere")
     for each in arrivals:
+        numbered = isinstance(each.number, int)
+        left = here.get(each.number, 0) if isinstance(each.number, int) else each.new
         more = [
+            f"{left} of them here" if numbered and left != each.new else "",
             f"signed by {plain(each.signer)}" if each.signer else "",
             f"digest {plain(each.digest)[:12]}" if each.digest else "",
             f"by {plain(each.author)}" if each.author else "",
         ]
         tail = "".join(f", {text}" for text in more if text)
         what = f"{plain(each.kind):6}  {plain(each.new):>7} new from {plain(each.source)}"
-        click.echo(f"{plain(each.created)[:16]}  {what}{tail}")
+        name = plain(each.number) if numbered else ""
+        click.echo(f"{name:>3}  {plain(each.created)[:16]}  {what}{tail}")

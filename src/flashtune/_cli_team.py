@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from . import settings
+from ._cli_db_forget import chosen, forgetting, print_forgotten, take_back_option
 from ._cli_db_past import collecting, print_arrivals, print_collected
 from ._cli_options import database_option, existing_database, new_database_option
 from .files import shown_path
@@ -33,8 +34,9 @@ team_option = click.option(
 @click.command()
 @team_option
 @click.option("--create", is_flag=True, help="Make the tables first if the team's database is empty.")
+@take_back_option
 @database_option
-def push(team: str | None, create: bool, database: Path | None) -> None:
+def push(team: str | None, create: bool, take_back: bool, database: Path | None) -> None:
     """Send the team what was measured here.
 
     Only rows that the team lacks are sent, all of them or none, so that a push that was cut off is just repeated. A row
@@ -55,14 +57,15 @@ def push(team: str | None, create: bool, database: Path | None) -> None:
         if create and create_team(address, timeout=PATIENCE):
             click.echo("Made the tables of the team's database")
         shared = Store.on_server(address, timeout=PATIENCE)
-        _report(carry(local, shared, _ticker()))
+        _report(carry(local, shared, _ticker(), take_back=take_back))
         click.echo(f"Stored in {shared.place}")
 
 
 @click.command()
 @team_option
+@take_back_option
 @new_database_option
-def pull(team: str | None, database: Path | None) -> None:
+def pull(team: str | None, take_back: bool, database: Path | None) -> None:
     """Fetch what the team has measured.
 
     Only rows that are missing here are fetched, all of them or none, so that a pull that was cut off is just repeated.
@@ -78,7 +81,7 @@ def pull(team: str | None, database: Path | None) -> None:
 
     shared = Store.on_server(_address(team), readonly=True)
     with Store.open(database or settings.database_path()) as local:
-        _report(carry(shared, local, _ticker()))
+        _report(carry(shared, local, _ticker(), take_back=take_back))
         click.echo(f"Stored in {shown_path(local.path)}")
 
 
@@ -92,6 +95,7 @@ def team() -> None:
       flashtune db team info                what it holds
       flashtune db team log                 who has pushed, and when
       flashtune db team gc                  make it small: without times that nothing depends on
+      flashtune db team forget --arrival 3  take out again what should not have been pushed
       flashtune db team upgrade             after an update of flashtune that changed the schema
       flashtune db team grants ada          SQL that gives a role the rights to push, and no others
     """
@@ -195,7 +199,8 @@ def log(team: str | None) -> None:
     """
     from .tuned_db.store import Store
 
-    print_arrivals(Store.on_server(_address(team), readonly=True).arrivals())
+    store = Store.on_server(_address(team), readonly=True)
+    print_arrivals(store.arrivals(), store.arrived())
 
 
 @team.command()
@@ -216,6 +221,31 @@ def gc(days: int, dry_run: bool, team: str | None) -> None:
 
     found = collect(Store.on_server(_address(team), readonly=dry_run, timeout=PATIENCE), days=days, dry_run=dry_run)
     print_collected(found.removed, found.left, days, dry_run)
+
+
+@team.command()
+@forgetting
+@team_option
+def forget(
+    arrival: int | None, session: str | None, source: str | None, copy: Path | None, dry_run: bool, team: str | None
+) -> None:
+    """Take out of the team's database what should not have been pushed.
+
+    As flashtune db forget does with the local one, whose help says more. The copy goes to the working directory. What
+    is removed does not come back with a push; those who have pulled it keep it until they forget it. Its user needs
+    the right to delete measurements and device models.
+
+    \b
+    Examples:
+      flashtune db team log
+      flashtune db team forget --arrival 12 --dry-run
+    """
+    from .tuned_db.forgetting import forget as run
+    from .tuned_db.store import Store
+
+    which = chosen(arrival, session, source)
+    found = run(Store.on_server(_address(team), readonly=dry_run, timeout=PATIENCE), which, copy=copy, dry_run=dry_run)
+    print_forgotten(found, which, dry_run, ", then flashtune db push --take-back")
 
 
 def _address(given: str | None) -> str:

@@ -210,8 +210,8 @@ def test_only_what_is_missing_is_read_and_a_part_at_a_time(
         read.append(list(ids))
         return by_id(self, ids)
 
-    def sending(self: Store, parts: Any, arrival: Any) -> Stored:
-        return add_parts(self, (sent.append(len(part)) or part for part in parts), arrival)
+    def sending(self: Store, parts: Any, arrival: Any, **options: Any) -> Stored:
+        return add_parts(self, (sent.append(len(part)) or part for part in parts), arrival, **options)
 
     local = database(tmp_path / "local.db", rows)
     team.record_all(rows[:7])
