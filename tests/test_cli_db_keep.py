@@ -93,7 +93,7 @@ def test_check_of_older_sources(filled: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "pages": (
         lambda path: path.write_bytes(path.read_bytes()[:50_000] + bytes(path.stat().st_size - 50_000)),
-        "Restore a backup",
+        "flashtune db restore BACKUP --db ",
     ),
     "references": (lambda path: run(path, "DELETE FROM variant WHERE rowid < 4"), "point to a variant that is gone"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:100_000]), "damaged"),

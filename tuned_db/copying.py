@@ -46,7 +46,7 @@ _PAUSE = 0.02
 _PENDING, _RESERVED, _SHARED = (0x40000000, 1), (0x40000001, 1), (0x40000002, 510)
 """Bytes of a database, and how many, that SQLite locks: who waits to write, who has begun to, and who reads."""
 _SET, _GET = getattr(fcntl, "F_OFD_SETLK", None), getattr(fcntl, "F_OFD_GETLK", None)
-_READ, _NONE = getattr(fcntl, "F_RDLCK", 0), getattr(fcntl, "F_UNLCK", 0)
+_READ, _WRITE, _NONE = (getattr(fcntl, name, 0) for name in ("F_RDLCK", "F_WRLCK", "F_UNLCK"))
 
 
 class PrivateCopy:
@@ -271,15 +271,29 @@ class _Lock:
     def writer(self) -> bool:
         """Whether a writer has begun, who changes the file only once nobody has this lock."""
         try:
-            return self._ask(_GET, _READ, _RESERVED) not in (_NONE, None)
+            return self.asked(_READ, _RESERVED) not in (_NONE, None)
         except OSError:
             return False
+
+    def asked(self, kind: int, place: tuple[int, int]) -> int | None:
+        """What keeps a lock of that kind from being had; None where there are no such locks."""
+        return self._ask(_GET, kind, place)
 
     def _ask(self, what: int | None, kind: int, place: tuple[int, int]) -> int | None:
         if fcntl is None or what is None:
             return None
         answer = fcntl.fcntl(self._descriptor, what, struct.pack("@hhqqi4x", kind, os.SEEK_SET, *place, 0))
         return int(struct.unpack_from("@h", answer)[0])
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process has the database at ``path`` open for more than a moment, as far as the system can tell: with a
+    log each connection has a lock all the time, without one while it reads or writes."""
+    with opened(path) as file:
+        try:
+            return _Lock(file.fileno()).asked(_WRITE, _SHARED) not in (_NONE, None)
+        except OSError:
+            return False
 
 
 def _pour(path: Path, source: BinaryIO, target: Path, until: float) -> None:

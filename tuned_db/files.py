@@ -29,7 +29,7 @@ APPLICATION_ID = 0x464C5455
 
 MAGIC = b"SQLite format 3\0"
 SIDE_FILES = ("-journal", "-wal", "-shm")
-WAY_OUT = "It is left as it is: restore a copy, or move it away and a new one is made"
+WAY_OUT = "It is left as it is: flashtune db restore puts a backup in its place; if it is moved away a new one is made"
 _HEADER_BYTES = 100
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 

@@ -11,7 +11,7 @@ import click
 
 from ._cli_db_compare import diff, digest, history
 from ._cli_db_forget import forget, take_back_option
-from ._cli_db_keep import backup, check, upgrade
+from ._cli_db_keep import backup, check, restore, upgrade
 from ._cli_db_past import gc, log
 from ._cli_options import STDIN, FileName, database_option, existing_database, new_database_option
 from ._cli_output import OutputError
@@ -41,6 +41,7 @@ def db() -> None:
       flashtune db verify                   time some of its winners again, on the GPU here
       flashtune db check                    is it sound, and does it serve the GPU here
       flashtune db backup safe.db           a copy, also while others write
+      flashtune db restore safe.db          put a backup in the place of one that is damaged or lost
       flashtune db gc                       make it small: without times that nothing depends on
       flashtune db log                      what came from elsewhere, and when
       flashtune db forget --arrival 3       take out again what should not have come
@@ -50,7 +51,7 @@ def db() -> None:
     """
 
 
-for command in (backup, check, diff, digest, forget, gc, history, log, pull, push, team, upgrade):
+for command in (backup, check, diff, digest, forget, gc, history, log, pull, push, restore, team, upgrade):
     db.add_command(command)
 
 

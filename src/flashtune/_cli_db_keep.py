@@ -1,13 +1,14 @@
-"""`flashtune db check|backup|upgrade`: keeping a tuning database."""
+"""`flashtune db check|backup|restore|upgrade`: keeping a tuning database."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ._cli_options import FileName, database_option, existing_database
+from ._cli_options import FileName, database_option, existing_database, new_database_option
 from .files import shown_path
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def check(gpu_name: str | None, database: Path | None) -> None:
     health = inspect_file(path)
     _print_file(path, health)
     if health.faults:
-        click.echo("Its rows were not judged. Restore a backup of it, or import an export of it into a new database.")
+        click.echo("Its rows were not judged. Import an export of it anew, or put a backup in its place:")
+        click.echo(f"flashtune db restore BACKUP --db {shlex.quote(shown_path(path))}")
         raise click.exceptions.Exit(1)
     with Store.open(path, create=False, readonly=True) as store:
         _print_rows(inspect_rows(store))
@@ -99,6 +101,32 @@ def upgrade(database: Path | None) -> None:
         return
     click.echo(f"Upgraded {shown_path(path)} from schema version {done.old} to {done.new}")
     click.echo(f"As it was: {shown_path(done.backup)}")
+
+
+@click.command()
+@click.argument("backup", type=FileName(exists=True))
+@new_database_option
+def restore(backup: Path, database: Path | None) -> None:
+    """Put a copy of BACKUP in the place of a tuning database that is damaged or lost.
+
+    BACKUP is any tuning database: of flashtune db backup, or what an upgrade has kept. It is checked first, and stays.
+    What is there, and what SQLite keeps beside it, gets another name, NAME.replaced-1; nothing is deleted. An older
+    schema is upgraded when the database is next written.
+
+    \b
+    Examples:
+      flashtune db restore tuned-2026-11-30.db
+      flashtune db restore /mnt/safe/team.db --db team.db
+    """
+    from . import settings
+    from .tuned_db.restoring import restore as run
+
+    path = database or settings.database_path()
+    click.echo(f"{shown_path(backup)}: checking and copying {_megabytes(backup)}", err=True)
+    done = run(backup, path)
+    click.echo(f"Restored {shown_path(done.path)}: {done.measurements} measurements")
+    for each in done.aside:
+        click.echo(f"What was there is {shown_path(each)}")
 
 
 def _first_gpu() -> Gpu | None:
