@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -44,6 +45,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cache for all tests of a run, in all of its processes, and not that of the user, which may be of no use.
+
+    What several tests start from is built once.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLASHTUNE_CACHE_DIR", str(shared / "cache"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,10 @@ def fakes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture(params=["torch", "cupy"])
 def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fakes]:
     """Each fake library on the real device layer and a fake CUDA, of which it asks for all memory anew."""
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
     from fake_cuda import FakeCuda
+
+    from flashtune.codegen.cuda import runtime
 
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
     cuda = FakeCuda(monkeypatch)
@@ -43,7 +45,7 @@ def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     def asked(shape: tuple[int, ...], dtype: Any) -> Any:
         try:
             cuda.unsafe("malloc")
-        except cupy.cuda.runtime.CUDARuntimeError as error:
+        except runtime.CUDARuntimeError as error:
             raise (fake_arrays.FakeAcceleratorError(error.status) if request.param == "torch" else error) from None
         return allocate(shape, dtype)
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cupy.cuda import runtime as cupy_runtime
-from cupy_backends.cuda.api import driver as cupy_driver
 
 from flashtune._device import CudaLayer
 from flashtune.codegen import launch
 from flashtune.codegen.compile import Compiled
+from flashtune.codegen.cuda import driver as cupy_driver
+from flashtune.codegen.cuda import runtime as cupy_runtime
 from flashtune.codegen.gpu import gpu_by_alias
 
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2

@@ -16,7 +16,7 @@ import flashtune
 from flashtune import attention
 from flashtune.errors import InvalidInput
 
-pytest.importorskip("cupy", reason="CuPy is not installed")
+pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
 from fake_cuda import GLOBAL, OTHER, RELAXED, STREAM, THREAD_LOCAL, FakeCuda
 
 from flashtune.codegen import launch

@@ -12,7 +12,7 @@ import flashtune
 from flashtune import attention
 from flashtune.errors import STICKY, ContextLost, LaunchError
 
-pytest.importorskip("cupy", reason="CuPy is not installed")
+pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
 from cuda.bindings import driver, runtime
 from fake_cuda import FakeCuda
 

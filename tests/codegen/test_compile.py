@@ -59,7 +59,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def nvrtc() -> None:
-    pytest.importorskip("cupy", reason="compiling needs CuPy")
+    pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
 
 
 class FakeNvrtcError(RuntimeError):

@@ -171,13 +171,13 @@ NVRTC = "from flashtune.codegen.compile import nvrtc_version; print(nvrtc_versio
 @pytest.mark.parametrize("home", ["/dev/null", None])
 def test_nvrtc_is_there_without_a_home_directory(tmp_path: Path, home: str | None) -> None:
     """F1."""
-    pytest.importorskip("cupy", reason="compiling needs CuPy")
+    pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
     assert re.fullmatch(r"\d+\.\d+", run(NVRTC if home else NO_USER + NVRTC, tmp_path, home=home))
 
 
 @pytest.mark.nvrtc
 def test_cupy_takes_the_folder_that_it_is_given(tmp_path: Path) -> None:
-    pytest.importorskip("cupy", reason="compiling needs CuPy")
+    pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
     (tmp_path / "home").mkdir()
     code = "from flashtune.codegen import cuda; cuda.own_process(); cuda.cupy"
     run(code, tmp_path, home=str(tmp_path / "home"))

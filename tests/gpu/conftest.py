@@ -95,7 +95,7 @@ def memory(library: Library) -> Iterator[None]:
     """Gives back what both libraries keep, before and after a test that needs much."""
 
     def release() -> None:
-        import cupy
+        from flashtune.codegen.cuda import cupy
 
         cupy.get_default_memory_pool().free_all_blocks()
         if "torch" in sys.modules:

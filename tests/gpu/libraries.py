@@ -149,7 +149,7 @@ class Cupy(Library):
     name = "cupy"
 
     def __init__(self) -> None:
-        import cupy
+        from flashtune.codegen.cuda import cupy
 
         self.cupy = cupy
 

@@ -15,10 +15,10 @@ import random
 import sys
 from dataclasses import replace
 
-import cupy
 import numpy as np
 
 import flashtune
+from flashtune.codegen.cuda import cupy
 from flashtune.codegen.device import require_device
 from flashtune.codegen.family import families
 from flashtune.codegen.problem import Spec

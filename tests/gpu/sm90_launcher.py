@@ -97,9 +97,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _results(launch: Launch) -> list[dict[str, Array]]:
-    import cupy
-    from cupy.cuda.function import Module
-    from cupy_backends.cuda.api import driver
+    from flashtune.codegen.cuda import Module, cupy, driver
 
     cupy.cuda.Device().use()
     cubin = compile_source(launch.source, "sm_90a").cubin

@@ -33,7 +33,7 @@ def unused_config(head_dim: int) -> Config:
 
 
 def current_state(library: Any) -> tuple[Any, ...]:
-    import cupy
+    from flashtune.codegen.cuda import cupy
 
     state: tuple[Any, ...] = (cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr)
     if library.name == "torch":
@@ -52,7 +52,7 @@ class Stream:
 
     @staticmethod
     def _cupy() -> Any:
-        import cupy
+        from flashtune.codegen.cuda import cupy
 
         return cupy.cuda
 
@@ -95,6 +95,6 @@ def address(library: Any, array: Any) -> int:
 
 
 def copy(library: Any, target: Any, source: Any, count: int, stream: Any) -> None:
-    import cupy
+    from flashtune.codegen.cuda import cupy
 
     cupy.cuda.runtime.memcpyAsync(address(library, target), address(library, source), count, 3, stream.pointer)

@@ -50,7 +50,7 @@ class BorrowedStream:
 
 def test_the_current_stream_is_used(library: Any) -> None:
     """A slow kernel, a write of v, the call and a read of the output, in order on a stream of their own."""
-    import cupy
+    from flashtune.codegen.cuda import cupy
 
     sleep = cupy.RawKernel(SLEEP, "sleep_cycles")
     shape = (1, 256, 2, 64)
@@ -190,7 +190,7 @@ def test_a_failed_launch_raises(library: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_another_device_than_the_current_one(library: Any) -> None:
-    import cupy
+    from flashtune.codegen.cuda import cupy
 
     runtime = cupy.cuda.runtime
     if runtime.getDeviceCount() < 2:

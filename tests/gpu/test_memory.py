@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import flashtune
+from flashtune.codegen import cuda
 from flashtune.codegen.reference import plain_attention
 
 pytestmark = pytest.mark.gpu
-cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
+cupy = cuda.cupy
 
 HEAD_DIM = 64
 TOLERANCE = 2e-3

@@ -135,7 +135,7 @@ DESCRIBED = {
 
 @pytest.mark.parametrize("described", DESCRIBED.values(), ids=DESCRIBED)
 def test_the_driver_takes_what_the_description_allows(described: TensorMap) -> None:
-    import cupy
+    from flashtune.codegen.cuda import cupy
 
     memory = cupy.asarray(np.zeros(1 << 20, np.uint16))
     assert len(replace(described, address=memory.data.ptr + described.address).encode()) == MAP_BYTES

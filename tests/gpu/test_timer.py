@@ -20,8 +20,7 @@ LAUNCHES = 64
 
 
 def test_host_time_is_in_no_time_or_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    import cupy
-
+    from flashtune.codegen.cuda import cupy
     from flashtune.tuner.measure import Timer
 
     kernel = cupy.RawKernel(SLEEP, "sleep_cycles")

@@ -51,7 +51,7 @@ def test_what_was_just_tuned_is_reproduced(tmp_path: Path, capsys: pytest.Captur
 
 def attention_here() -> None:
     """Opens the card in this process, as a session in a notebook has it."""
-    import cupy
+    from flashtune.codegen.cuda import cupy
 
     q = cupy.asarray(np.ones((1, 64, 1, 64), np.float16))
     attention(q, q, q)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,20 +28,6 @@ extern "C" __global__ void fma_fwd(const Params params) {
   float* out = static_cast<float*>(params.out);
   float* floats = reinterpret_cast<float*>(smem);
 """
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all tests of a run, in all of its processes: what several start from is built once."""
-    base = tmp_path_factory.getbasetemp()
-    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulator"
-    cache.mkdir(mode=0o700, exist_ok=True)
-    return cache
-
-
-@pytest.fixture(autouse=True)
-def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(cache))
 
 
 @pytest.fixture

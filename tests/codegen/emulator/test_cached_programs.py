@@ -18,7 +18,7 @@ Toy = Callable[..., Emulation]
 
 
 @pytest.fixture
-def runtime(own_cache: None) -> tuple[str, bytes]:
+def runtime() -> tuple[str, bytes]:
     """The object that all programs share, as all tests do, and its name."""
     compiler = build.find_compiler()
     name = build._runtime_name(compiler)
