@@ -50,6 +50,11 @@ def test_any_name_is_one_word_of_a_line(tmp_path: Path, sound: Path, monkeypatch
 
 
 REFUSED = {
+    "no database to merge": (["db", "merge", "FILE"], 1),
+    "no place for a copy": (["db", "backup", "FILE"], 1),
+    "no folder for a copy": (["db", "backup", "FOLDER/NAME/x.db"], 1),
+    "another program's": (["list", "--db", "FILE"], 1),
+    "a pipe for a database": (["list", "--db", "PIPE"], 1),
     "no database": (["list", "--db", "NAME"], 1),
     "no database to back up": (["db", "backup", "new", "--db", "NAME"], 1),
     "no export": (["db", "import", "FILE"], 1),

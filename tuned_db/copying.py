@@ -25,10 +25,10 @@ from typing import BinaryIO, NamedTuple, Self
 
 from flashtune.codegen.value import printable
 from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
-from flashtune.files import claim, open_regular, sync_folder
+from flashtune.files import claim, open_regular, shown_path, sync_folder
 
 from .failures import code_of, left_by_a_crash, locked, sqlite_failures
-from .files import SIDE_FILES, WAY_OUT, header_of, look_beside, opened, read_header, unreadable
+from .files import SIDE_FILES, WAY_OUT, header_of, look_beside, opened, read_header, shown_database, unreadable
 from .records import new_id
 from .sqlite import connect
 
@@ -77,8 +77,9 @@ def _remove(folder: str, owner: int) -> None:
 
 def _no_private_place(path: Path, error: OSError) -> StoreError:
     return StoreError(
-        f"tuning database {path} is read from a private copy, which can't be made in {tempfile.gettempdir()}: "
-        f"{error.strerror or error}. Make room there, or name another folder with TMPDIR"
+        f"{shown_database(path)} is read from a private copy, which can't be made in "
+        f"{shown_path(tempfile.gettempdir())}: {error.strerror or error}. "
+        "Make room there, or name another folder with TMPDIR"
     )
 
 
@@ -128,7 +129,7 @@ def name_copy(copy: Path, target: Path) -> bool:
 
 def same_pages(one: Path, other: Path) -> bool:
     """Whether two finished copies hold the same, byte for byte, whatever their counts of changes say."""
-    with one.open("rb") as first, other.open("rb") as second:
+    with open_regular(one) as first, open_regular(other) as second:
         if _uncounted(first.read(_HEADER)) != _uncounted(second.read(_HEADER)):
             return False
         while piece := first.read(_PIECE):
@@ -175,9 +176,9 @@ def _settle(path: Path, copy: Path, timeout: float, fold: bool, check: bool) -> 
             made.execute("PRAGMA ignore_check_constraints = ON")  # rows are judged one by one when they are read
             (verdict,) = made.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
-                raise DatabaseDamaged(f"tuning database {path} is damaged: {printable(str(verdict))}. {WAY_OUT}")
+                raise DatabaseDamaged(f"{shown_database(path)} is damaged: {printable(str(verdict))}. {WAY_OUT}")
     if Path(f"{copy}-wal").exists():
-        raise DatabaseDamaged(f"tuning database {path} is damaged: its log can't be read. {WAY_OUT}")
+        raise DatabaseDamaged(f"{shown_database(path)} is damaged: its log can't be read. {WAY_OUT}")
 
 
 _LOCKED, _JOURNAL, _CHANGED = "locked", "journal", "changed"
@@ -238,7 +239,7 @@ def _log(path: Path, real: Path) -> Iterator[BinaryIO | None]:
         yield None
         return
     except (OSError, InvalidInput) as error:
-        raise StoreError(f"tuning database {path} can't be read: {real}-wal can't be: {error}") from error
+        raise StoreError(f"{shown_database(path)} can't be read: {shown_path(real)}-wal can't be: {error}") from error
     with log:
         yield log
 
@@ -314,7 +315,7 @@ def _pour(path: Path, source: BinaryIO, target: Path, until: float) -> None:
             made.write(piece)
             place += len(piece)
             if time.monotonic() > until:
-                raise StoreError(f"tuning database {path} takes too long to be read: it has {size / 1e6:.0f} MB")
+                raise StoreError(f"{shown_database(path)} takes too long to be read: it has {size / 1e6:.0f} MB")
         made.truncate(size)
 
 
@@ -335,5 +336,6 @@ def _data(file: BinaryIO, place: int, size: int) -> tuple[int, int]:
 
 def _no_room(target: Path, why: str) -> DatabaseNotWritable:
     return DatabaseNotWritable(
-        f"the copy {target} can't be written: {why}. Nothing was changed; make room there, or choose another folder"
+        f"the copy {shown_path(target)} can't be written: {why}. "
+        "Nothing was changed; make room there, or choose another folder"
     )

@@ -12,8 +12,10 @@ from pathlib import Path
 import platformdirs
 
 from flashtune.errors import DatabaseNotWritable
-from flashtune.files import claim
+from flashtune.files import claim, shown_path
 from flashtune.settings import APPLICATION, DATABASE_NAME
+
+from .files import shown_database
 
 _NETWORK = ("nfs", "cifs", "smb", "afs", "9p", "ceph", "gluster", "lustre", "gpfs", "beegfs", "fuse.")
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -24,7 +26,7 @@ def check_writable(path: Path) -> None:
     """Raises :class:`DatabaseNotWritable` unless ``path`` and its folder can be written (SQLite needs both)."""
     for place in (path, path.parent):
         if os.path.exists(place) and not os.access(place, os.W_OK):
-            raise not_writable(path, f"{place} is read-only")
+            raise not_writable(path, f"{shown_path(place)} is read-only")
 
 
 def not_writable(path: Path, why: str, *, full: bool = False) -> DatabaseNotWritable:
@@ -35,9 +37,9 @@ def not_writable(path: Path, why: str, *, full: bool = False) -> DatabaseNotWrit
         if os.access(existing, os.W_OK) and folder != path.parent:
             place = folder / DATABASE_NAME
             return DatabaseNotWritable(
-                f"tuning database {path} can't be written: {why}. {advice} another path, e.g. --db {place}"
+                f"{shown_database(path)} can't be written: {why}. {advice} another path, e.g. --db {shown_path(place)}"
             )
-    return DatabaseNotWritable(f"tuning database {path} can't be written: {why}. {advice} a writable path with --db")
+    return DatabaseNotWritable(f"{shown_database(path)} can't be written: {why}. {advice} a writable path with --db")
 
 
 def _user_folder() -> Path:

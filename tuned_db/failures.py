@@ -10,9 +10,10 @@ from pathlib import Path
 
 from flashtune.codegen.value import printable
 from flashtune.errors import DatabaseDamaged, StoreError
+from flashtune.files import shown_path
 
 from .disks import not_writable
-from .files import WAY_OUT
+from .files import WAY_OUT, shown_database
 
 
 class TooMuch(Exception):
@@ -36,10 +37,10 @@ def sqlite_failures(path: Path, *, writing: bool, timeout: float) -> Iterator[No
     except sqlite3.Error as error:
         raise _translated(path, error, writing, timeout) from error
     except UnicodeDecodeError as error:  # Python's module reads SQLite's messages, which quote what is damaged
-        raise DatabaseDamaged(f"tuning database {path} is damaged: a name in it is no text. {WAY_OUT}") from error
+        raise DatabaseDamaged(f"{shown_database(path)} is damaged: a name in it is no text. {WAY_OUT}") from error
     except MemoryError as error:
         raise StoreError(
-            f"tuning database {path} can't be used: there is not enough memory for what is in it"
+            f"{shown_database(path)} can't be used: there is not enough memory for what is in it"
         ) from error
     except Exception as error:
         inner = getattr(error, "orig", None)
@@ -55,16 +56,16 @@ def _translated(path: Path, error: sqlite3.Error, writing: bool, timeout: float)
     if primary == sqlite3.SQLITE_INTERRUPT:
         by, ended.by = ended.by, None
         if isinstance(by, TooMuch):
-            return DatabaseDamaged(f"tuning database {path} can't be used: {by}, and was given up. {WAY_OUT}")
+            return DatabaseDamaged(f"{shown_database(path)} can't be used: {by}, and was given up. {WAY_OUT}")
         return KeyboardInterrupt() if by is None else by
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT):
-        return DatabaseDamaged(f"tuning database {path} is damaged: {why}. {WAY_OUT}")
+        return DatabaseDamaged(f"{shown_database(path)} is damaged: {why}. {WAY_OUT}")
     if primary == sqlite3.SQLITE_TOOBIG:
         return DatabaseDamaged(
-            f"tuning database {path} is damaged: it holds a value longer than any of flashtune. {WAY_OUT}"
+            f"{shown_database(path)} is damaged: it holds a value longer than any of flashtune. {WAY_OUT}"
         )
     if code == sqlite3.SQLITE_IOERR_SHORT_READ:
-        return DatabaseDamaged(f"tuning database {path} is damaged: it is shorter than it says. {WAY_OUT}")
+        return DatabaseDamaged(f"{shown_database(path)} is damaged: it is shorter than it says. {WAY_OUT}")
     if code == sqlite3.SQLITE_READONLY_ROLLBACK:
         return left_by_a_crash(path)
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -80,7 +81,7 @@ def _translated(path: Path, error: sqlite3.Error, writing: bool, timeout: float)
     if code in shared_memory or (writing and primary in refused):  # in WAL mode readers need a side file, too
         full = primary == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
         return not_writable(path, why, full=full)
-    return StoreError(f"tuning database {path} can't be used: {why}")
+    return StoreError(f"{shown_database(path)} can't be used: {why}")
 
 
 def code_of(error: sqlite3.Error) -> int:
@@ -90,12 +91,12 @@ def code_of(error: sqlite3.Error) -> int:
 
 def locked(path: Path, timeout: float) -> StoreError:
     """The error for a database that others kept busy for as long as is allowed."""
-    return StoreError(f"tuning database {path} has been locked by another process for {timeout:g} s")
+    return StoreError(f"{shown_database(path)} has been locked by another process for {timeout:g} s")
 
 
 def left_by_a_crash(path: Path) -> StoreError:
     """The error for a reader of a database of which a transaction was begun and not ended."""
     return StoreError(
-        f"tuning database {path} has a rollback journal beside it: a process writes it, or was killed as it did. "
-        f"If none does, this brings it back to before that: flashtune db upgrade --db {path}"
+        f"{shown_database(path)} has a rollback journal beside it: a process writes it, or was killed as it did. "
+        f"If none does, this brings it back to before that: flashtune db upgrade --db {shown_path(path)}"
     )

@@ -20,7 +20,7 @@ from flashtune.errors import (
     InvalidInput,
     StoreError,
 )
-from flashtune.files import open_regular
+from flashtune.files import open_regular, shown_path
 
 SCHEMA_VERSION = 4
 """Counts the migrations. It is the file's ``user_version``, so a database from the future is known by its header."""
@@ -42,6 +42,11 @@ class Header:
     wal: bool
 
 
+def shown_database(path: Path) -> str:
+    """The database at ``path`` for a message."""
+    return f"tuning database {shown_path(path)}"
+
+
 def read_header(path: Path) -> Header:
     """The header of ``path``. Reads 100 bytes and changes nothing.
 
@@ -61,13 +66,13 @@ def header_of(path: Path, file: BinaryIO) -> Header:
     except OSError as error:
         raise unreadable(path, error) from error
     if not head:
-        raise DatabaseDamaged(f"tuning database {path} is empty (0 bytes). {WAY_OUT}")
+        raise DatabaseDamaged(f"{shown_database(path)} is empty (0 bytes). {WAY_OUT}")
     if not head.startswith(MAGIC) or len(head) < _HEADER_BYTES:
-        raise DatabaseDamaged(f"tuning database {path} is not an SQLite database. {WAY_OUT}")
+        raise DatabaseDamaged(f"{shown_database(path)} is not an SQLite database. {WAY_OUT}")
     (application,) = struct.unpack_from(">i", head, 68)
     if application != APPLICATION_ID:
         raise DatabaseForeign(
-            f"{path} is an SQLite database that another program wrote (application id {application}). "
+            f"{shown_path(path)} is an SQLite database that another program wrote (application id {application}). "
             "It is left as it is; choose another path for the tuning database"
         )
     (schema,) = struct.unpack_from(">i", head, 60)
@@ -79,11 +84,11 @@ def check_schema(path: Path, schema: int) -> None:
     """Raises :class:`DatabaseTooNew` for a schema later than ours, :class:`DatabaseDamaged` for one that never was."""
     if schema > SCHEMA_VERSION:
         raise DatabaseTooNew(
-            f"tuning database {path} has schema version {schema}, this flashtune knows up to {SCHEMA_VERSION}. "
+            f"{shown_database(path)} has schema version {schema}, this flashtune knows up to {SCHEMA_VERSION}. "
             "Upgrade: pip install -U flashtune"
         )
     if schema < 0:
-        raise DatabaseDamaged(f"tuning database {path} is damaged: its schema version is {schema}. {WAY_OUT}")
+        raise DatabaseDamaged(f"{shown_database(path)} is damaged: its schema version is {schema}. {WAY_OUT}")
 
 
 def is_database(path: Path) -> bool:
@@ -96,7 +101,7 @@ def is_database(path: Path) -> bool:
 
 
 def unreadable(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"tuning database {path} can't be read: {error.strerror}")
+    return StoreError(f"{shown_database(path)} can't be read: {error.strerror}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +136,13 @@ def _is_hot(path: Path, journal: Path) -> bool:
     except FileNotFoundError:  # its transaction has ended
         return False
     except (OSError, InvalidInput) as error:
-        raise StoreError(f"tuning database {path} can't be used: {journal} can't be read: {error}") from error
+        raise StoreError(
+            f"{shown_database(path)} can't be used: {shown_path(journal)} can't be read: {error}"
+        ) from error
     if last == _JOURNAL_MAGIC:
         raise DatabaseDamaged(
-            f"tuning database {path} is not used: {journal} names a file for SQLite to delete, as no journal of "
-            "flashtune does. Nothing was read or changed; do not trust where it came from"
+            f"{shown_database(path)} is not used: {shown_path(journal)} names a file for SQLite to delete, as no "
+            "journal of flashtune does. Nothing was read or changed; do not trust where it came from"
         )
     return first not in (b"", b"\0")  # SQLite ends a transaction by a zero where it keeps the file
 
@@ -150,8 +157,8 @@ def _bytes_beside(path: Path, suffix: str) -> int:
         raise unreadable(path, error) from error
     if not stat.S_ISREG(found.st_mode):
         raise DatabaseDamaged(
-            f"tuning database {path} is not used: {path}{suffix} is not a file, as SQLite makes it, but a link, a pipe "
-            "or a folder. Nothing was read or changed; remove it, or copy the database without it"
+            f"{shown_database(path)} is not used: {shown_path(path)}{suffix} is not a file, as SQLite makes it, but a "
+            "link, a pipe or a folder. Nothing was read or changed; remove it, or copy the database without it"
         )
     return found.st_size
 
@@ -174,7 +181,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     except InvalidInput as error:
         raise DatabaseDamaged(f"{error}. {WAY_OUT}") from error
     except FileNotFoundError as error:
-        raise StoreError(f"tuning database {path} does not exist") from error
+        raise StoreError(f"{shown_database(path)} does not exist") from error
     except OSError as error:
         raise unreadable(path, error) from error
     try:

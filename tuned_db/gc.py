@@ -25,6 +25,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Connection, and_, select
 
 from flashtune.errors import InvalidInput, StoreError, UnsupportedProblem
+from flashtune.files import shown_path
 
 from .failures import sqlite_failures
 from .fingerprints import count
@@ -157,4 +158,6 @@ def _shrink(store: Store, timeout: float) -> str:
         return f"{error}. What is stored later fills it"
     except KeyboardInterrupt:  # what was removed is gone, and that has yet to be said
         return "it was interrupted. What is stored later fills what is left"
-    return f"{path} is being read by another process. It is made smaller when that has ended" if busy else ""
+    return (
+        f"{shown_path(path)} is being read by another process. It is made smaller when that has ended" if busy else ""
+    )

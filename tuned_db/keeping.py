@@ -18,6 +18,7 @@ from flashtune.codegen.gpu import CAPABILITIES, Gpu, nearest_known
 from flashtune.codegen.problem import Spec
 from flashtune.codegen.value import shown
 from flashtune.errors import DatabaseNotWritable, InvalidInput, UnsupportedProblem
+from flashtune.files import shown_path
 
 from .copying import PrivateCopy, copied, leftovers, name_copy
 from .disks import check_writable, on_network
@@ -47,7 +48,9 @@ def back_up(path: Path, target: Path, timeout: float = LOCK_TIMEOUT) -> None:
     if os.path.lexists(target):
         raise _taken(target)
     if not target.parent.is_dir():
-        raise DatabaseNotWritable(f"the backup {target} can't be written: there is no folder {target.parent}")
+        raise DatabaseNotWritable(
+            f"the backup {shown_path(target)} can't be written: there is no folder {shown_path(target.parent)}"
+        )
     with copied(path, target, timeout) as (copy, _):
         if not name_copy(copy, target):
             raise _taken(target)
@@ -70,7 +73,7 @@ def upgrade_file(path: Path, timeout: float = LOCK_TIMEOUT) -> Upgraded | None:
 
 
 def _taken(target: Path) -> InvalidInput:
-    return InvalidInput(f"{target} exists and is left as it is: a backup needs a new name")
+    return InvalidInput(f"{shown_path(target)} exists and is left as it is: a backup needs a new name")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
+from flashtune.files import shown_path
 from flashtune.settings import may_hold_password
 
 from .copying import PrivateCopy, copied, name_copy, same_pages
 from .disks import check_writable, not_writable, on_network, publish
 from .failures import sqlite_failures
-from .files import SCHEMA_VERSION, SIDE_FILES, WAY_OUT, check_schema, look_beside, read_header
+from .files import SCHEMA_VERSION, SIDE_FILES, WAY_OUT, check_schema, look_beside, read_header, shown_database
 from .place import Place
 from .records import new_id
 from .sqlite import Mode, connect, connection_to, raw
@@ -42,7 +43,7 @@ class File(Place):
         self._copy: PrivateCopy | None = None
 
     def __str__(self) -> str:
-        return f"tuning database {self.path}"
+        return shown_database(self.path)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -179,7 +180,10 @@ def upgrade_database(path: Path, timeout: float) -> Upgraded | None:
         backup = _kept(copy, path, schema)
     with sqlite_failures(path, writing=True, timeout=timeout):
         upgrade(path, timeout)
-    _log.info("tuning database %s has schema %d now; as it was with %d: %s", path, SCHEMA_VERSION, schema, backup)
+    _log.info(
+        "%s has schema %d now; as it was with %d: %s",
+        shown_database(path), SCHEMA_VERSION, schema, shown_path(backup),
+    )  # fmt: skip
     return Upgraded(schema, SCHEMA_VERSION, backup)
 
 
@@ -202,9 +206,8 @@ def fit_journal(path: Path, timeout: float) -> None:
     network = on_network(path)
     if network:
         _log.warning(
-            "tuning database %s is on a network mount, where SQLite's locks are unreliable: "
-            "tune into a local file and merge it later",
-            path,
+            "%s is on a network mount, where SQLite's locks are unreliable: tune into a local file and merge it later",
+            shown_database(path),
         )
     if read_header(path).wal == network:
         with sqlite_failures(path, writing=True, timeout=timeout):

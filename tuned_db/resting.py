@@ -26,6 +26,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from flashtune.errors import StoreError
+from flashtune.files import shown_path
 
 from .copying import PrivateCopy
 from .disks import on_network
@@ -62,7 +63,7 @@ def look_up(path: str | Path, timeout: float, ask: Callable[[Store], T]) -> T:
                 kept = None
                 return answer
         except StoreError as error:  # the file may have changed meanwhile; if it has not, it is raised again below
-            _log.debug("%s is opened anew: %s", path, error)
+            _log.debug("%s is opened anew: %s", shown_path(path), error)
         finally:
             if kept is not None:
                 kept.close()

@@ -18,7 +18,7 @@ from pathlib import Path
 from flashtune.codegen.value import shown
 from flashtune.errors import DatabaseDamaged, DatabaseForeign
 
-from .files import check_schema
+from .files import check_schema, shown_database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -40,12 +40,12 @@ def check_tables(connection: sqlite3.Connection, path: Path) -> int:
     other, missing = _compared(version, found)
     if other:
         raise DatabaseForeign(
-            f"tuning database {path} is not used: {other} in it is not as flashtune makes it, and what somebody else "
+            f"{shown_database(path)} is not used: {other} in it is not as flashtune makes it, and what somebody else "
             "made may do anything. It is left as it is; remove what was added, or ask for an export of it instead "
             "(flashtune db export)"
         )
     if missing:
-        raise DatabaseDamaged(f"tuning database {path} is damaged: there is no {missing} in it. It is left as it is")
+        raise DatabaseDamaged(f"{shown_database(path)} is damaged: there is no {missing} in it. It is left as it is")
     return int(version)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.pool import NullPool
 
 from flashtune.errors import DatabaseDamaged
 
-from .files import APPLICATION_ID, SCHEMA_VERSION, check_schema
+from .files import APPLICATION_ID, SCHEMA_VERSION, check_schema, shown_database
 from .models import OriginRow
 from .records import new_id, now
 from .schema import MIGRATIONS
@@ -46,7 +46,7 @@ def _migrate(path: Path, connection: Connection, schema: int) -> None:
         connection.execute(insert(OriginRow).values(id=1, uuid=new_id(), created=now()))
     broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
     if broken:
-        raise DatabaseDamaged(f"tuning database {path} is damaged: {len(broken)} rows point nowhere. It is as it was")
+        raise DatabaseDamaged(f"{shown_database(path)} is damaged: {len(broken)} rows point nowhere. It is as it was")
     connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
