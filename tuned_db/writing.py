@@ -143,10 +143,12 @@ class Writer:
             select(DeviceRow.id, DeviceRow.key, DeviceRow.name).where(DeviceRow.id.in_(ids))
         )
         stored = {row.id: (row.key, row.name) for row in rows}
-        for name, (key, known) in zip(names, (stored[each] for each in ids), strict=True):
+        for name, number in zip(names, ids, strict=True):
+            key, known = stored[number]
             if name != known:
                 raise InvalidInput(
-                    f"gpu_name={value.shown(name)} must be {value.shown(known)}, as in other rows of the model {key}"
+                    f"gpu_name={value.shown(name)} must be {value.shown(known)}, as in other rows of the model {key} "
+                    f"(row {number} of the table device)"
                 )
 
     def _find(self, model: type[Base], names: list[str], places: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
