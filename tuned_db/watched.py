@@ -17,7 +17,7 @@ from psycopg.abc import RV, PQGen
 LOOK_SECONDS = 0.1
 """How often a connection that waits looks at the time, and Python at Ctrl-C."""
 CANCEL_SECONDS = 2.0
-"""For the server to take back what it was asked, after Ctrl-C."""
+"""For the server to take back what it was asked, after Ctrl-C. Else it ends at the time limit of a statement."""
 
 
 class WatchedConnection(psycopg.Connection[Any]):
@@ -28,10 +28,11 @@ class WatchedConnection(psycopg.Connection[Any]):
     def wait(self, gen: PQGen[RV], interval: float = LOOK_SECONDS, *others: Any, **named: Any) -> RV:
         """What psycopg waits with, for all that a connection does."""
         try:
-            return waiting.wait(self._watched(gen), self.pgconn.socket, interval, *others, **named)
+            return waiting.wait_selector(self._watched(gen), self.pgconn.socket, interval, *others, **named)
         except KeyboardInterrupt:
-            with contextlib.suppress(Exception):  # as where the server is what hangs
-                self.cancel_safe(timeout=CANCEL_SECONDS)
+            if psycopg.capabilities.has_cancel_safe():  # an older libpq may wait for ever, and not for Ctrl-C
+                with contextlib.suppress(Exception):  # as where the server is what hangs
+                    self.cancel_safe(timeout=CANCEL_SECONDS)
             self.pgconn.finish()
             raise
 
