@@ -242,7 +242,8 @@ def test_memory_that_torch_keeps(library: Any) -> None:
 
 FORKED = """
 import os
-import numpy, cupy
+import numpy
+from flashtune.codegen.cuda import cupy
 from flashtune import attention
 from flashtune.errors import LaunchError
 q = cupy.asarray(numpy.ones((1, 8, 1, 64), numpy.float16))
