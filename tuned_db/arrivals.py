@@ -7,7 +7,7 @@ that they can be told from the others again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from flashtune.codegen.value import plain
 
 from .models import ArrivalRow, MeasurementRow
 from .records import new_id, now
+from .rows import IDS_AT_ONCE
 
 Kind = Literal["import", "merge", "pull", "push"]
 SINCE = 3
@@ -96,3 +97,15 @@ def still_here(connection: Connection, schema: int) -> dict[int, int]:
     query = select(MeasurementRow.arrival, func.count()).where(MeasurementRow.arrival.is_not(None))
     rows: Any = connection.execute(query.group_by(MeasurementRow.arrival)).all()
     return dict(rows)
+
+
+def brought_by(connection: Connection, schema: int, ids: Sequence[str]) -> dict[str, int]:
+    """The number of the arrival of each of ``ids`` that has one."""
+    if schema < NUMBERED:
+        return {}
+    found: dict[str, int] = {}
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        asked = MeasurementRow.id.in_(ids[start : start + IDS_AT_ONCE]), MeasurementRow.arrival.is_not(None)
+        rows: Any = connection.execute(select(MeasurementRow.id, MeasurementRow.arrival).where(*asked)).all()
+        found |= dict(rows)
+    return found

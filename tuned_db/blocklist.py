@@ -10,6 +10,9 @@ For whom a failure counts:
    a race shows once in a while, and a slower kernel costs less than a wrong result.
 2. On other models, where a second session says so, of another day or another card (as in `trust.py`): what one card
    says, which may be broken, or not exist, takes nothing away from all others. A veto costs no less than a vote.
+
+What somebody erred in, or lied about, on one's own model is tried on the GPU at hand by `flashtune db verify
+--failures`, and taken out by `flashtune db forget`.
 """
 
 from __future__ import annotations

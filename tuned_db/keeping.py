@@ -21,7 +21,9 @@ from flashtune.errors import DatabaseNotWritable, InvalidInput, UnsupportedProbl
 from flashtune.files import shown_path
 
 from .copying import PrivateCopy, copied, leftovers, name_copy
+from .dates import latest
 from .disks import check_writable, on_network
+from .doubts import Doubt, doubts
 from .failures import code_of, sqlite_failures
 from .files import SCHEMA_VERSION, read_header
 from .gate import Unreadable
@@ -157,6 +159,9 @@ class Content:
     sources: dict[str, Sources]
     """By device-model key."""
     unreadable: Unreadable
+    doubts: tuple[Doubt, ...]
+    arrivals: dict[str, int]
+    """Numbers of the arrivals that brought the rows in doubt, by their ids; none for what was measured here."""
 
 
 def inspect_rows(store: Store) -> Content:
@@ -164,7 +169,12 @@ def inspect_rows(store: Store) -> Content:
     with store.snapshot() as view, count_unreadable() as unreadable:
         rows = view.measurements()
         view.predictions()
-    return Content(len(rows), _sources(rows), unreadable)
+        shipped = [
+            each for wanted in {capability(row.gpu_key) for row in rows} for each in bundled(wanted).all_measurements()
+        ]
+        found = doubts(rows, shipped, latest())
+        arrivals = view.arrivals_of([each.row.id for each in found])
+    return Content(len(rows), _sources(rows), unreadable, tuple(found), arrivals)
 
 
 def _sources(rows: Iterable[Measurement]) -> dict[str, Sources]:

@@ -68,6 +68,9 @@ class Shipped:
     def measurements(self, *, problem: Problem, gpu_key: str, status: str, stage: str) -> list[Measurement]:
         return [each for each in self._measured(problem, gpu_key) if (each.status, each.stage) == (status, stage)]
 
+    def all_measurements(self) -> list[Measurement]:
+        return [each for place in self._lines for each in self._measured(*place)]
+
     def predictions(self, *, problem: Problem, gpu_key: str) -> list[Prediction]:
         """None: predictions do not travel."""
         return []

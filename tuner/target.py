@@ -81,6 +81,11 @@ class Target:
         }
 
     @property
+    def given(self) -> list[Config]:
+        """What is tried before anything is searched, and has not been yet: the default, and what was asked for."""
+        return [*self._given]
+
+    @property
     def best(self) -> float | None:
         return min(self.seconds.values(), default=None)
 

@@ -11,43 +11,30 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from flashtune import settings
 from flashtune.codegen.config import Config
-from flashtune.codegen.device import require_device
 from flashtune.codegen.gpu import Gpu
-from flashtune.codegen.model import default_config, predict
+from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
-from flashtune.codegen.value import shown
-from flashtune.errors import InvalidInput, NoGpu, StoreError, UnsupportedProblem
+from flashtune.errors import InvalidInput, UnsupportedProblem
 from flashtune.files import shown_path
 from flashtune.tuned_db.lookup import find, source_digest
 from flashtune.tuned_db.records import REJECTING, SLOWDOWNS, THROTTLES, Choice, Measurement, Variant
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.trust import Claim, claim_of, defaults, trust_of
 
-from .budget import Budget, Meter
-from .build import Builder, ProcessBuilder, spare_workers
-from .coordinator import Coordinator
-from .lane import Lane
-from .measured import leave_alone
-from .post import Post
-from .process import RunEndedError, interrupts_held
+from .again import Ran, at_hand, failure_text, try_again
+from .build import Builder
 from .report import Progress
-from .session import locate
-from .sharing import deal, trial_seconds
 from .target import Target
 from .worker import ProcessWorker, Unit, Worker
 
 SAMPLE = 20
 """Winners that are timed: about a minute. Where one in eight doesn't hold, a sample of 20 shows it with 93 %."""
-MESSAGE = 200
-"""Characters of the message of a failure; the row has all of it."""
 POWER = ("hw_slowdown", "power_brake")
 """Reasons by which a card that draws too much halves its clock, for all that meet in a final: their ratio holds."""
 
@@ -120,24 +107,11 @@ def verify(
     another config. Raises `NoGpu` where the GPU is not here, and `InvalidInput` or `StoreError` where there is nothing
     to verify; all before anything is changed.
     """
-    _check_number("sample", sample, 1)
-    _check_number("seed", seed, 0)
-    if gpu is None and devices is None:
-        gpu = require_device()
-    target, units, reason = locate(gpu, "auto", devices)
-    if not units:
-        raise NoGpu(f"{reason}. Claims are verified on the GPU that they are for; nothing was changed")
-    settings.author()  # a name that can't be stored would fail with the first row
-    path = Path(settings.database_path() if database is None else database)
-    if not path.exists():
-        raise StoreError(f"there is no tuning database at {shown_path(path)}")
-    progress(Progress(0.0, f"choosing winners of {shown_path(path)}", gpu=str(target)))
-    stored = winners(path, target, sample, seed, problem)
-    with ExitStack() as stack:
-        store = stack.enter_context(Store.open(path, create=False))
-        builder = ProcessBuilder(target.arch, spare_workers(len(units)))
-        stack.callback(builder.close)
-        return verify_claims(stored, target, store, units, builder, seed, progress)
+    place = at_hand(gpu, devices, database, sample=sample, seed=seed)
+    progress(Progress(0.0, f"choosing winners of {shown_path(place.path)}", gpu=str(place.gpu)))
+    stored = winners(place.path, place.gpu, sample, seed, problem)
+    with place.opened() as (store, builder):
+        return verify_claims(stored, place.gpu, store, place.units, builder, seed, progress)
 
 
 def winners(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | None = None) -> list[Stored]:
@@ -175,54 +149,18 @@ def verify_claims(
 
     Ends early, with what is known, on Ctrl-C, or when no device can have a worker any more.
     """
-    meter = Meter(Budget(trials=2 * len(stored)), clock)
-    run = Coordinator(gpu, store, builder, meter, seed, progress)
-    targets = {
-        each.problem: Target(each.problem, [], each.default, {}, [], seed, previous=each.config) for each in stored
-    }
-    posts: list[Post] = []
-    interrupted, stopped = False, ""
-    try:
-        for unit in units[: len(stored)]:
-            with interrupts_held():
-                posts.append(Post(unit, hire))
-        for each in stored:
-            leave_alone(targets[each.problem], [each.config], run.recorder.blocklist)
-            for source in units[0].sources(each.problem):
-                builder.submit(source)
-        costs = [trial_seconds(predict(each.problem, each.default, gpu).seconds) for each in stored]
-        hands = deal(costs, len(posts))
-        lanes = [
-            Lane(post, [targets[stored[at].problem] for at in hand]) for post, hand in zip(posts, hands, strict=True)
-        ]
-        with store.snapshot():  # keeps a connection open, as a tuning run does
-            run.run(lanes)
-    except KeyboardInterrupt:
-        interrupted = True
-    except RunEndedError as error:
-        stopped = str(error)
-    finally:
-        try:
-            run.finish()
-        finally:
-            for post in posts:
-                post.end()
-    ended = stopped or ("interrupted" if interrupted else "")
-    notes = dict.fromkeys(filter(None, [*run.lost, *(post.evidence.note for post in posts)]))
+    targets = [Target(each.problem, [], each.default, {}, [], seed, previous=each.config) for each in stored]
+    ran = try_again(targets, gpu, store, units, builder, seed, progress, clock, hire)
+    rows = (_judged(each, target, store, gpu, ran) for each, target in zip(stored, targets, strict=True))
     return Verification(
         gpu=gpu,
-        rows=tuple(_judged(each, targets[each.problem], store, gpu, run.recorder.session, ended) for each in stored),
-        session=run.recorder.session,
-        seconds=meter.elapsed,
-        interrupted=interrupted,
-        stopped=stopped,
-        note="" if stopped else "; ".join(notes),
+        rows=tuple(rows),
+        session=ran.session,
+        seconds=ran.seconds,
+        interrupted=ran.interrupted,
+        stopped=ran.stopped,
+        note=ran.note,
     )
-
-
-def _check_number(name: str, got: object, least: int) -> None:
-    if isinstance(got, bool) or not isinstance(got, int) or not least <= got < 2**32:
-        raise InvalidInput(f"{name}={shown(got)} must be a whole number from {least} to 2**32 - 1")
 
 
 def _stored(store: Store, problem: Problem, gpu: Gpu) -> Stored | None:
@@ -259,18 +197,18 @@ def _same_default(store: Store, choice: Choice, default: Config, gpu: Gpu) -> bo
     return None in known or today in known
 
 
-def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, session: str, ended: str) -> Verified:
+def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, ran: Ran) -> Verified:
     rows = store.measurements(problem=stored.problem, gpu_key=gpu.key)
     trust = trust_of(rows, stored.variant)
     said = partial(Verified, stored=stored, level=trust.level if trust else stored.level)
-    here = [each for each in rows if each.session == session]
+    here = [each for each in rows if each.session == ran.session]
     own = [each for each in here if each.variant == stored.variant]
     final = next((each for each in own if each.stage == "final" and each.ratio is not None), None)
     failed = next((each for each in own if each.status != "ok"), None)
     other = next((each for each in here if each.status != "ok" and each.variant != stored.variant), None)
     sound = any(each.status == "ok" and each.config == stored.default for each in here)
     if failed is not None and failed.status in REJECTING and sound:  # else the fault may be the machine's
-        return said(word="not reproduced", here=None, why=_failure(failed))
+        return said(word="not reproduced", here=None, why=failure_text(failed))
     if final is not None:
         claim, why = claim_of(final), _void(final)
         if claim.blurred and not why:
@@ -278,11 +216,11 @@ def _judged(stored: Stored, target: Target, store: Store, gpu: Gpu, session: str
         agrees: Word = "reproduced" if claim.agrees(stored.claim) else "not reproduced"
         return said(word="could not be run" if why else agrees, here=claim, why=why, seen=final.reasons)
     if other is not None:
-        why = f"the default: {_failure(other)}"
+        why = f"the default: {failure_text(other)}"
     elif failed is not None:
-        why = _failure(failed)
+        why = failure_text(failed)
     else:
-        why = target.skipped or ended or "there was no final; the log says why"
+        why = target.skipped or ran.ended or "there was no final; the log says why"
     return said(word="could not be run", here=None, why=why)
 
 
@@ -293,8 +231,3 @@ def _void(row: Measurement) -> str:
     excused = "slow_clock" if any(each in row.reasons for each in POWER) else ""
     worst = next((each for each in row.reasons if each in SLOWDOWNS and each != excused), None)
     return f"the times say nothing: {THROTTLES[worst]}" if worst else ""
-
-
-def _failure(row: Measurement) -> str:
-    message = " ".join(row.message.split())  # a compiler's has lines
-    return f"{row.status}: {message[:MESSAGE]}" if message else row.status

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from .files import shown_path
 
 if TYPE_CHECKING:
     from .tuned_db.forgetting import Forgotten, Which
+    from .tuned_db.records import Measurement
 
 take_back_option = click.option("--take-back", is_flag=True, help="Let in again what was removed, by gc or forget.")
 
@@ -73,6 +75,14 @@ def chosen(arrival: int | None, session: str | None, source: str | None) -> Whic
     if [arrival, session, source].count(None) != 2:
         raise click.UsageError("one of --arrival, --session and --source says what to forget")
     return Which(arrival=arrival, session=session, source=source)
+
+
+def way_out(row: Measurement, arrivals: Mapping[str, int]) -> str:
+    """The option by which ``row`` is taken out, with what came with it or was measured with it."""
+    from .codegen.value import plain
+
+    number = arrivals.get(row.id)
+    return f"--session {shlex.quote(row.session)}" if number is None else f"--arrival {plain(number)}"
 
 
 def print_forgotten(found: Forgotten, which: Which, dry_run: bool, further: str = "") -> None:

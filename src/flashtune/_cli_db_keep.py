@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ._cli_db_forget import way_out
 from ._cli_options import FileName, database_option, existing_database, new_database_option
 from .files import shown_path
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from .tuned_db.keeping import Content, FileHealth, Service
 
 SHOWN = 20
-"""Rows that can't be read that are named one by one."""
+"""Rows that can't be read, or are doubtful, that are named one by one."""
+WAYS = 5
+"""Commands to take rows out that are named."""
 
 
 @click.command()
@@ -47,7 +50,9 @@ def check(gpu_name: str | None, database: Path | None) -> None:
         click.echo(f"flashtune db restore BACKUP --db {shlex.quote(shown_path(path))}")
         raise click.exceptions.Exit(1)
     with Store.open(path, create=False, readonly=True) as store:
-        _print_rows(inspect_rows(store))
+        content = inspect_rows(store)
+        _print_rows(content)
+        _print_doubts(content, path)
         if gpu is None:
             click.echo("serves        no GPU is here; name one with --gpu")
         else:
@@ -175,6 +180,32 @@ def _print_rows(content: Content) -> None:
         click.echo(f"              {printable(reason)}")
     if unreadable.rows > SHOWN:
         click.echo(f"              and {unreadable.rows - SHOWN} more")
+
+
+def _print_doubts(content: Content, path: Path) -> None:
+    """How many for each reason, the first of them by name, and what to do."""
+    from collections import Counter
+
+    from .codegen.value import plain, printable
+    from .tuned_db.doubts import CONTRADICTED
+
+    if not content.doubts:
+        click.echo("doubtful      none")
+        return
+    for place, (reason, count) in enumerate(Counter(each.reason for each in content.doubts).items()):
+        click.echo(f"{'' if place else 'doubtful':13} {count} {reason}")
+    for each in content.doubts[:SHOWN]:
+        number = content.arrivals.get(each.row.id)
+        came = "measured into this database" if number is None else f"arrival {plain(number)}"
+        click.echo(f"              {each.row.id}, session {each.row.session}, {came}: {printable(each.why)}")
+    if len(content.doubts) > SHOWN:
+        click.echo(f"              and {len(content.doubts) - SHOWN} more")
+    where = f"--db {shlex.quote(shown_path(path))}"
+    if any(each.reason == CONTRADICTED for each in content.doubts):
+        click.echo(f"              on such a GPU: flashtune db verify --failures {where} tries what is said to fail")
+    ways = Counter(way_out(each.row, content.arrivals) for each in content.doubts)
+    for way, count in ways.most_common(WAYS):
+        click.echo(f"              to take out {count} of them: flashtune db forget {way} {where} --dry-run")
 
 
 def _print_service(service: Service) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ._cli_db_forget import way_out
 from ._cli_group import FAILED, INTERRUPTED
 from ._cli_options import database_option, devices_option, problem_from, problem_options, take_problem
+from .files import shown_path
 
 if TYPE_CHECKING:
     from .tuned_db.trust import Claim
+    from .tuner.again import Ran
+    from .tuner.recheck import Recheck
     from .tuner.report import Progress
     from .tuner.verify import Verification, Verified
 
@@ -22,11 +28,18 @@ if TYPE_CHECKING:
     "--sample", type=click.IntRange(1, 100_000), default=20, show_default=True, help="Winners, drawn at random."
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the draw.")
+@click.option("--failures", is_flag=True, help="Try what is said to be wrong on this GPU, instead of winners.")
 @problem_options
 @devices_option
 @database_option
 def verify(
-    gpu: str | None, sample: int, seed: int, devices: list[int] | None, database: Path | None, **flags: Any
+    gpu: str | None,
+    sample: int,
+    seed: int,
+    failures: bool,
+    devices: list[int] | None,
+    database: Path | None,
+    **flags: Any,
 ) -> None:
     """Time winners again, against the default, and say whether their claims are reproduced.
 
@@ -34,6 +47,9 @@ def verify(
     for correctness, then timed together with the default config. That takes a few seconds for each, and no other
     work should be on the card. What is measured is stored as a session of its own: a claim that a session of another
     day or another card reproduces is verified, one that it does not is disputed and gives way to others.
+
+    A config that some row says gave wrong results on this GPU model is left alone by all from then on. With --failures
+    such configs are tried; what is right here is named, with the command that takes out the rows which say otherwise.
 
     The exit code is 1 where a claim was not reproduced, or none could be run.
 
@@ -43,15 +59,25 @@ def verify(
       flashtune db verify --gpu h200 --sample 50 --seed 1
       flashtune db verify --seqlen 4096 --heads 32 --heads-kv 8 --head-dim 128 --causal
       flashtune db verify --db team.db --devices 1
+      flashtune db verify --failures --sample 200
     """
     from .tuner.verify import verify as run
 
     given = take_problem(flags)
     problem = problem_from(given) if given else None
     told = _Told()
-    found = run(
-        gpu, sample=sample, seed=seed, problem=problem, devices=devices, database=database, progress=told.show
-    )  # fmt: skip
+    asked: dict[str, Any] = {"sample": sample, "seed": seed, "problem": problem, "devices": devices}
+    if failures:
+        from .tuner.recheck import recheck
+
+        tried = recheck(gpu, **asked, database=database, progress=told.show)
+        print_recheck(tried, database)
+        if tried.ran.interrupted:
+            raise click.exceptions.Exit(INTERRUPTED)
+        if tried.ran.stopped or tried.count("right here") or not tried.count("wrong here too"):
+            raise click.exceptions.Exit(FAILED)
+        return
+    found = run(gpu, **asked, database=database, progress=told.show)
     print_verification(found)
     if found.interrupted:
         raise click.exceptions.Exit(INTERRUPTED)
@@ -80,6 +106,34 @@ def print_verification(found: Verification) -> None:
         click.echo(f"Seen in {count} of the finals: {THROTTLES[reason]}")
     if any(each.level == "candidate" for each in found.rows if each.word == "reproduced"):
         click.echo("What stays a candidate was claimed on this card today: another day or another card can confirm it.")
+    _print_end(found)
+
+
+def print_recheck(found: Recheck, database: Path | None) -> None:
+    """The table, what it comes to, and how to take out what is not so here."""
+    from rich.text import Text
+
+    from ._cli_tables import config_text, console, table
+    from .tuner.recheck import WORDS
+
+    shown = table("problem", "config", "said by", "verdict", title=f"{found.gpu}: said to be wrong, and tried")
+    for each in found.rows:
+        sessions = len({row.session for row in each.said.rows})
+        verdict = f"{each.word}: {each.why}" if each.why else each.word
+        cells = (str(each.said.problem), config_text(each.said.config), f"{sessions} sessions", verdict)
+        shown.add_row(*map(Text, cells))
+    console().print(shown)
+    counts = ", ".join(f"{found.count(word)} {word}" for word in WORDS)
+    ran = found.ran
+    click.echo(f"{counts}, of {len(found.rows)} in {ran.seconds:.0f} s. Stored as session {ran.session}")
+    rows = [row for each in found.rows if each.word == "right here" for row in each.said.rows]
+    for way, count in Counter(way_out(row, found.arrivals) for row in rows).most_common():
+        where = "" if database is None else f" --db {shlex.quote(shown_path(database))}"
+        click.echo(f"To take out {count} that say otherwise: flashtune db forget {way}{where} --dry-run")
+    _print_end(ran)
+
+
+def _print_end(found: Verification | Ran) -> None:
     if found.note:
         click.echo(f"Note: {found.note}")
     if found.stopped:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,11 @@ from flashtune import attention
 from flashtune.codegen.device import require_device
 from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
+from flashtune.tuned_db.forgetting import Which, forget
 from flashtune.tuned_db.lookup import find
+from flashtune.tuned_db.records import new_id
 from flashtune.tuned_db.store import Store
+from flashtune.tuner.recheck import recheck
 from flashtune.tuner.session import tune
 from flashtune.tuner.unit import is_open
 from flashtune.tuner.verify import verify
@@ -47,6 +52,22 @@ def test_what_was_just_tuned_is_reproduced(tmp_path: Path, capsys: pytest.Captur
     assert {each.config for each in finals} == {row.config, verified.stored.default}
     assert all(each.ratio_low and each.ratio_high and each.max_error is not None for each in finals)
     assert not any(each.contended for each in rows), "this process is no stranger"
+
+
+def test_what_is_said_to_be_wrong_is_tried(tmp_path: Path) -> None:
+    """M11: by a session that lied, on this very model; the card finds it right, and one command takes the lie out."""
+    path, gpu = tmp_path / "tuned.db", require_device()
+    tune([PROBLEM], devices=[0], database=path, budget="6")
+    with Store.open(path) as store:
+        right = {each.config: each for each in store.measurements(status="ok", stage="measure")}
+        lie: dict[str, Any] = {"session": "liar", "status": "wrong", "median_us": None}
+        store.add(dataclasses.replace(each, id=new_id(), **lie) for each in right.values())
+        assert {each[:2] for each in store.rejected(PROBLEM.spec, gpu.key)} == {(c.family, c.key) for c in right}
+    found = recheck(devices=[0], database=path)
+    assert [each.word for each in found.rows] == ["right here"] * len(right), found.rows
+    with Store.open(path) as store:
+        forget(store, Which(session="liar"))
+        assert not store.rejected(PROBLEM.spec, gpu.key)
 
 
 def attention_here() -> None:

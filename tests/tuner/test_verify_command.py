@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,19 @@ import pytest
 from command_line import run
 from tuner_fakes import GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, problem, slower
 
+from flashtune._cli_explain import problem_flags
 from flashtune.codegen import device
 from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem
 from flashtune.errors import InvalidInput, NoGpu, StoreError
 from flashtune.tuned_db.lookup import find
+from flashtune.tuned_db.records import new_id
+from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.union import add_database
+from flashtune.tuner import again
+from flashtune.tuner import recheck as recheck_module
 from flashtune.tuner import session as session_module
-from flashtune.tuner import verify as module
+from flashtune.tuner import verify as verify_module
 from flashtune.tuner.trial import DeviceLostError, Outcome
 from flashtune.tuner.verify import verify
 
@@ -48,13 +56,13 @@ class Unit:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> type[Unit]:
     """The GPU is here, and its bench is ``Unit.bench``."""
-    monkeypatch.setattr(module, "require_device", lambda: GPU)
+    monkeypatch.setattr(again, "require_device", lambda: GPU)
     monkeypatch.setattr(session_module, "visible_gpus", lambda: [GPU])
     monkeypatch.setattr(session_module, "unit_uuid", lambda index: "GPU-other")
     monkeypatch.setattr(session_module, "CudaUnit", Unit)
-    monkeypatch.setattr(module, "ProcessBuilder", lambda arch, workers: FakeBuilder())
-    hired = module.verify_claims
-    monkeypatch.setattr(module, "verify_claims", lambda *given: hired(*given, hire=LocalWorker))
+    monkeypatch.setattr(again, "ProcessBuilder", lambda arch, workers: FakeBuilder())
+    for module, name in ((verify_module, "verify_claims"), (recheck_module, "try_failures")):
+        monkeypatch.setattr(module, name, functools.partial(getattr(module, name), hire=LocalWorker))
     monkeypatch.setattr(Unit, "bench", FakeBench(unit="GPU-other"), raising=False)
     return Unit
 
@@ -139,3 +147,79 @@ def test_bad_input_is_refused_before_anything_is_changed(here: type[Unit], path:
         verify(GPU, database=tmp_path / "none.db")
     assert not (tmp_path / "none.db").exists()
     assert "usage" in call("--db", str(path), "--sample", "0", code=2).output.lower()
+
+
+class TestFailures:
+    """M11: what is said to be wrong on this GPU model is tried here."""
+
+    @pytest.fixture
+    def said(self, path: Path) -> dict[Problem, Config]:
+        """By one session of this model that a merge brought: each winner is wrong."""
+        found = {each: find(each, GPU, store_path=path).config for each in PROBLEMS}
+        with Store.open(path) as store:
+            finals = [each for each in store.measurements(stage="final") if found[each.problem] == each.config]
+            lies = [
+                dataclasses.replace(each, id=new_id(), session="liar", status="wrong", median_us=None)
+                for each in finals
+            ]
+        with Store.open(path.with_name("other.db")) as other:
+            other.add(lies)
+        with Store.open(path) as store:
+            add_database(store, path.with_name("other.db"))
+        assert all(find(each, GPU, store_path=path).config != config for each, config in found.items())
+        return found
+
+    def test_what_is_right_here_is_named_with_the_way_out(
+        self, here: type[Unit], path: Path, said: dict[Problem, Config]
+    ) -> None:
+        done = call("--failures", "--db", str(path), code=1)
+        assert "0 wrong here too, 3 right here, 0 could not be run, of 3" in done.stdout
+        assert all(find(each, GPU, store_path=path).config != config for each, config in said.items()), "not by itself"
+        (line,) = [each for each in done.stdout.splitlines() if each.startswith("To take out")]
+        assert line.startswith("To take out 3 that say otherwise: flashtune db forget --arrival 1 --db ")
+        run(*shlex.split(line.split("flashtune ")[1])[:-1])
+        assert {each: find(each, GPU, store_path=path).config for each in PROBLEMS} == said
+        with Store.open(path, readonly=True) as store:
+            assert {each.status for each in store.measurements()} == {"ok"}
+
+    def test_what_is_wrong_here_too_stays(self, here: type[Unit], path: Path, said: dict[Problem, Config]) -> None:
+        wrong = said[PROBLEMS[0]]
+
+        def outcome(config: Config, number: int) -> Outcome | None:
+            return Outcome(status="wrong", message="row 3") if config == wrong else None
+
+        here.bench = FakeBench(unit="GPU-other", outcome=outcome)
+        done = call("--failures", "--db", str(path), *shlex.split(" ".join(problem_flags(PROBLEMS[0]))))
+        assert "1 wrong here too, 0 right here, 0 could not be run, of 1" in done.stdout
+        assert "wrong here too: wrong: row 3" in " ".join(done.stdout.split())
+        assert "To take out" not in done.stdout
+
+    def test_what_could_not_be_tried_says_so(self, here: type[Unit], path: Path, said: dict[Problem, Config]) -> None:
+        here.bench = FakeBench(outcome=lambda config, number: Outcome(status="out_of_memory", message="full"))
+        done = call("--failures", "--db", str(path), code=1)
+        assert "0 wrong here too, 0 right here, 3 could not be run, of 3" in done.stdout
+
+    def test_several_of_one_problem_are_tried_in_one_run(self, here: type[Unit], path: Path) -> None:
+        """The default among them."""
+        with Store.open(path) as store:
+            tried = store.measurements(problem=PROBLEMS[0], stage="measure")
+            configs = {each.config: each for each in tried if each.status == "ok"}
+            store.add(
+                dataclasses.replace(each, id=new_id(), session="liar", status="wrong", median_us=None)
+                for each in configs.values()
+            )
+        assert len(configs) > 3
+        done = call("--failures", "--db", str(path), code=1)
+        assert f"0 wrong here too, {len(configs)} right here" in done.stdout
+        assert set(configs) == {config for problem, config in here.bench.attempts if problem == PROBLEMS[0]}
+        assert "flashtune db forget --session liar --db " in done.stdout
+
+    def test_nothing_of_another_model_or_source_is_tried(self, here: type[Unit], path: Path) -> None:
+        with Store.open(path) as store:
+            one = store.measurements(stage="final")[0]
+            for changes in ({"gpu_key": "8.0/other", "gpu_name": "other"}, {"source_digest": "0" * 64}):
+                store.record(
+                    dataclasses.replace(one, id=new_id(), session="liar", status="wrong", median_us=None, **changes)
+                )
+        done = call("--failures", "--db", str(path), code=1)
+        assert "nothing is said to be wrong on a100-sxm-80gb" in done.stderr
