@@ -15,7 +15,8 @@ from .models import ArrivalRow, Base, DeviceRow, EnvironmentRow, MeasurementRow,
 from .postgres import VERSION_TABLE
 
 MAY = ("pull", "push", "gc")
-"""What a role may be for; each includes the ones before it. To pull is to read everything."""
+"""What a role may be for; each includes the ones before it. To pull is to read everything, and who may collect may
+forget."""
 
 _PUSHED: tuple[type[Base], ...] = (ProblemRow, DeviceRow, EnvironmentRow, VariantRow, ArrivalRow, MeasurementRow)
 _TABLES = (*sorted(Base.metadata.tables), VERSION_TABLE)
@@ -43,7 +44,8 @@ def grants(role: str, may: str = "push") -> str:
         used = [_sequence(each.__tablename__) for each in _PUSHED if each.__tablename__ in _COUNTED]
         lines.append(f"GRANT USAGE ON SEQUENCE {', '.join(used)} TO {to};")
     if may == "gc":
-        lines += [f"GRANT DELETE ON {MeasurementRow.__tablename__} TO {to};", _insert(TombstoneRow, to)]
+        gone = ", ".join(each.__tablename__ for each in (MeasurementRow, DeviceRow))
+        lines += [f"GRANT DELETE ON {gone} TO {to};", _insert(TombstoneRow, to)]
     return "\n".join(["BEGIN;", *lines, "COMMIT;", ""])
 
 

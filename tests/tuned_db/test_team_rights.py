@@ -35,7 +35,7 @@ ALLOWED = {
     "push": {("SELECT", each) for each in TABLES} | {("INSERT", each) for each in PUSHED},
     "gc": {("SELECT", each) for each in TABLES}
     | {("INSERT", each) for each in PUSHED | {"tombstone"}}
-    | {("DELETE", "measurement")},
+    | {("DELETE", each) for each in ("measurement", "device")},
 }
 
 
@@ -116,6 +116,20 @@ def test_who_may_collect_collects(login: Login, team_url: str, measurement: Make
     assert "can't be written: permission denied for table" in refused
     assert len(team.measurements()) == 4
     assert run("db", "team", "gc", *old, login("gc")).output.startswith("Removed 3 of 4")
+
+
+def test_who_may_collect_forgets(
+    login: Login, team_url: str, tmp_path: Path, measurement: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M6 and M11: a GPU model that only such rows were of goes with its name."""
+    monkeypatch.chdir(tmp_path)
+    team = Store.on_server(team_url)
+    team.add([measurement(gpu_name="potato")], Arrival(kind="push", source="there"))
+    words = ["db", "team", "forget", "--arrival", "1", "--team"]
+    assert "permission denied for table" in run(*words, login("push"), code=1).output
+    assert team.count() == 1
+    assert run(*words, login("gc")).output.startswith("Removed 1 of 1")
+    assert team.add([measurement(gpu_name="h200")]).new == 1
 
 
 FORBIDDEN = [
