@@ -40,14 +40,25 @@ def driver() -> ModuleType:
 
 @functools.lru_cache(maxsize=16)
 def engine(address: Address, *, writing: bool, timeout: float) -> Engine:
-    """Kept, since it keeps compiled statements; it holds no connection between uses, so it survives fork."""
-    _check_options(address, driver())
+    """Kept, since it keeps compiled statements; it holds no connection between uses, so it survives fork.
+
+    Whatever keeps it from connecting is an `OperationalError` of psycopg that can be logged, as SQLAlchemy does.
+    """
+    psycopg = driver()
+    _check_options(address, psycopg)
     from .watched import WatchedConnection
 
     parameters: dict[str, Any] = address.parameters(**_PATIENCE)
+
+    def connect() -> WatchedConnection:
+        try:
+            return WatchedConnection.connect(**parameters)
+        except Exception as error:  # of the driver, of the name server, of an odd value
+            raise psycopg.OperationalError(address.cleaned(str(error))) from None
+
     made = create_engine(
         "postgresql+psycopg://",
-        creator=lambda: WatchedConnection.connect(**parameters),
+        creator=connect,
         poolclass=NullPool,
         # A writer is to see what the one before it has committed; a reader all of one moment.
         isolation_level="READ COMMITTED" if writing else "REPEATABLE READ",

@@ -15,7 +15,6 @@ from flashtune.errors import (
     DatabaseForeign,
     DatabaseNotWritable,
     DatabaseTooNew,
-    FlashtuneError,
     StoreError,
 )
 
@@ -51,23 +50,14 @@ class Server(Place):
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        with self._transaction(writing=False) as connection:
+        with self._failures(), engine(self.address, writing=False, timeout=self._timeout).begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         if self.readonly:
             raise DatabaseNotWritable(f"{self} was opened read-only")
-        with self._transaction(writing=True) as connection:
-            yield connection
-
-    @contextmanager
-    def _transaction(self, *, writing: bool) -> Iterator[Connection]:
-        psycopg = driver()
-        of_database = (psycopg.Error, SQLAlchemyError, UnicodeError)
-        with self._failures(*of_database, OSError, ValueError):  # those of a name server, and of an odd address
-            connection = engine(self.address, writing=writing, timeout=self._timeout).connect()
-        with connection, self._failures(*of_database), connection.begin():
+        with self._failures(), engine(self.address, writing=True, timeout=self._timeout).begin() as connection:
             yield connection
 
     def schema(self, connection: Connection) -> int:
@@ -114,15 +104,15 @@ class Server(Place):
         return SCHEMA_VERSION
 
     @contextmanager
-    def _failures(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Turns errors of these kinds into one of ours. A block that fails has changed nothing.
+    def _failures(self) -> Iterator[None]:
+        """Turns whatever the driver, SQLAlchemy or text of the server fails with into one of our errors.
 
-        Theirs is not kept behind ours: where a program prints both, theirs may show a password.
+        A block that fails has changed nothing. What else it raises is not of the server and goes on as it is. Their
+        errors are not kept behind ours: where a program prints both, theirs may show a password.
         """
+        kinds = (driver().Error, SQLAlchemyError, UnicodeError)
         try:
             yield
-        except FlashtuneError:
-            raise
         except kinds as error:
             raise self._translated(error) from None
 
@@ -132,7 +122,8 @@ class Server(Place):
             error = error.orig
         if not isinstance(error, psycopg.Error):
             # Of SQLAlchemy's own only what comes first: SQL and a link to its documentation follow.
-            return StoreError(f"{self} can't be used: {self.address.cleaned(str(next(iter(error.args), '')))}")
+            why = str(error.args[0] if isinstance(error, SQLAlchemyError) and error.args else error)
+            return StoreError(f"{self} can't be used: {self.address.cleaned(why)}")
         errors, state, why = psycopg.errors, error.sqlstate, self.address.cleaned(str(error))
         if isinstance(error, errors.LockNotAvailable):
             return StoreError(f"{self} has been locked by another process for {self._timeout:g} s. Try again")

@@ -25,6 +25,10 @@ class WatchedConnection(psycopg.Connection[Any]):
 
     patience = 60.0
 
+    def __repr__(self) -> str:
+        """Without the user that psycopg names, for logs: it may be a password, see `address.py`."""
+        return f"<{type(self).__name__}{' (closed)' if self.closed else ''}>"
+
     def wait(self, gen: PQGen[RV], interval: float = LOOK_SECONDS, *others: Any, **named: Any) -> RV:
         """What psycopg waits with, for all that a connection does."""
         try:

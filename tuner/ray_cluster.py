@@ -16,6 +16,7 @@ from typing import Any
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.value import shown
 from flashtune.errors import InvalidInput, InvalidType, MissingDependency, NoGpu
+from flashtune.settings import may_hold_password
 
 INSTALL_RAY = 'pip install "flashtune[ray]"'
 CONNECT_SECONDS = 5.0
@@ -68,8 +69,9 @@ def asked_of_ray(gpu: Gpu | str | None, mode: str, devices: Sequence[int] | None
     if not isinstance(address, str):
         raise InvalidType(f"ray={shown(address)} must be text: 'auto', or the address of a cluster")
     if not _ADDRESS.fullmatch(address):
+        given = "ray" if may_hold_password(address) else f"ray={shown(address)}"
         raise InvalidInput(
-            f"ray={shown(address)} must be auto, for the cluster that this machine is part of, or HOST:PORT of its head"
+            f"{given} must be auto, for the cluster that this machine is part of, or HOST:PORT of its head"
         )
     if devices is not None:
         raise InvalidInput("devices are those of this machine, and with ray it is Ray that says where to measure")

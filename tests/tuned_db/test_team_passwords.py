@@ -22,7 +22,7 @@ from postgres_server import Cluster
 
 from flashtune.cli import main
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import watched
+from flashtune.tuned_db import connecting, watched
 from flashtune.tuned_db.address import read_address
 from flashtune.tuned_db.store import Store
 
@@ -79,7 +79,9 @@ def told(address: str, sent: Sent, folder: Path, caplog: pytest.LogCaptureFixtur
     sent.names.clear()
     sent.places.clear()
     caplog.clear()
-    caplog.set_level(logging.DEBUG)
+    for logger in ("", "sqlalchemy"):  # which has a level of its own, and looks at it when an engine is made
+        caplog.set_level(logging.DEBUG, logger)
+    connecting.engine.cache_clear()
     said = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHTUNE_DB", str(folder / "own.db"))
