@@ -67,8 +67,8 @@ class Export:
     refused: Unreadable = field(default_factory=Unreadable)
 
 
-def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str) -> Header:
-    """Writes a file (whole, see `files.write_whole`) and returns its header.
+def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str, replace: bool = True) -> Header:
+    """Writes a file (whole, see `files.write_whole`, as for ``replace``) and returns its header.
 
     Rows are sorted by device, problem, stage, variant, date and id; the same set gives the same bytes. A measurement
     twice is written once; two under one id raise `InvalidInput`.
@@ -83,7 +83,7 @@ def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str
     header = Header(digest=digest, gpu_keys=tuple(keys), origin=origin, rows=len(rows))
     if len(str(header)) > LINE_LIMIT:
         header = dataclasses.replace(header, gpu_keys=())
-    write_whole(path, packed.file_content(path, f"{header}\n".encode() + body), mode=SHARED)
+    write_whole(path, packed.file_content(path, f"{header}\n".encode() + body), mode=SHARED, replace=replace)
     return header
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from .exchange import write_export
 from .fingerprints import count
 from .models import ArrivalRow, MeasurementRow
 from .opening import File
-from .records import now
+from .records import Measurement, now
 from .store import Store
 from .tombstones import remove, remove_unused
 
@@ -83,11 +85,7 @@ def forget(store: Store, which: Which, *, copy: Path | None = None, dry_run: boo
         lost = len(ids) - len(records)
     if dry_run:
         return Forgotten(len(ids), everything - len(ids), None, lost)
-    target = (copy or _new_file(store)) if records else None
-    if target is not None:
-        if os.path.lexists(target):
-            raise InvalidInput(f"{shown_path(target)} exists and is left as it is: name a new file for the copy")
-        write_export(records, target, origin=store.origin)
+    target = _kept(store, records, copy) if records else None
     with store.place.writing() as connection:
         removed = remove(connection, ids)
         remove_unused(connection)
@@ -107,12 +105,19 @@ def _hint(store: Store, which: Which) -> str:
     return f". flashtune db log lists what came, of which these are here: {named or 'none'}"
 
 
-def _new_file(store: Store) -> Path:
-    """A name that is free beside a file, or in the working directory."""
+def _kept(store: Store, records: list[Measurement], copy: Path | None) -> Path:
+    """The new file that has the records now, whatever else is written at the same time."""
+    for path in _new_files(store) if copy is None else [copy]:
+        if not os.path.lexists(path):
+            with suppress(FileExistsError):
+                write_export(records, path, origin=store.origin, replace=False)
+                return path
+    raise InvalidInput(f"{shown_path(path)} exists and is left as it is: name a new file for the copy")
+
+
+def _new_files(store: Store) -> Iterator[Path]:
+    """Names beside a file, or in the working directory, without an end."""
     base = store.path if isinstance(store.place, File) else Path("team")
     when = now()[:19].replace(":", "").replace("-", "")
     for number in itertools.count(1):
-        path = base.with_name(f"{base.name}.forgotten-{when}{'' if number == 1 else f'-{number}'}.jsonl.gz")
-        if not os.path.lexists(path):
-            return path
-    raise AssertionError("names do not end")
+        yield base.with_name(f"{base.name}.forgotten-{when}{'' if number == 1 else f'-{number}'}.jsonl.gz")

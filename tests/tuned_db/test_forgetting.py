@@ -146,15 +146,6 @@ def test_what_came_before_rows_were_told_apart_is_said_to(store: Store, other: t
             forget(store, which)
 
 
-def test_a_copy_replaces_nothing(store: Store, other: tuple[Path, list[Measurement]], folder: Path) -> None:
-    add_database(store, other[0])
-    write_export(other[1][:1], folder / "rows.jsonl", origin="x")
-    with pytest.raises(InvalidInput, match=r"rows\.jsonl exists and is left as it is"):
-        forget(store, Which(arrival=1), copy=folder / "rows.jsonl")
-    assert store.count() == 8
-    assert forget(store, Which(arrival=1), copy=folder / "new.jsonl").copy == folder / "new.jsonl"
-
-
 @pytest.mark.parametrize(
     "poison", ["throttle = ','", "created = 'today'", "id = x'ff'", "id = 'x' || substr(id, 1, 3)", "samples = 'many'"]
 )
