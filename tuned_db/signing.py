@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashtune.codegen.value import shown
+from flashtune.codegen.value import plain, shown
 from flashtune.errors import InvalidInput, MissingDependency
 from flashtune.files import SHARED, read_given, read_regular, shown_path, write_whole
 
@@ -121,14 +121,16 @@ def read_trusted(path: Path) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{shown_name} is no list of keys: not UTF-8") from error
     for number, line in enumerate(lines, start=1):
-        key, _, name = line.partition("#")[0].strip().partition(" ")
+        key, _, rest = line.partition("#")[0].strip().partition(" ")
         if not key:
             continue
-        if not _KEY.fullmatch(key) or not name.strip().isprintable() or not name.strip():
+        name = rest.strip()
+        if not _KEY.fullmatch(key) or not name or plain(name) is not name:  # it goes into the log of imports
             raise InvalidInput(
-                f"{shown_name}, line {number}: {shown(line)} must be a key of 64 hexadecimal digits and a name"
+                f"{shown_name}, line {number}: {shown(line)} must be a key of 64 hexadecimal digits and a name of at "
+                "most 200 printable characters"
             )
-        if trusted.setdefault(key, name.strip()) != name.strip():
+        if trusted.setdefault(key, name) != name:
             raise InvalidInput(f"{shown_name}, line {number}: the key is there twice, with different names")
     if not trusted:
         raise InvalidInput(f"{shown_name} lists no key. A line is a key of 64 hexadecimal digits and a name")

@@ -149,10 +149,11 @@ def test_what_is_no_signature_is_refused(rows: list[Measurement], tmp_path: Path
         (f"{'0' * 63} name", "line 1"),
         (f"{'g' * 64} name", "line 1"),
         (f"# keys\n{'0' * 64}", "line 2"),
+        (f"{'0' * 64} {'x' * 201}", "line 1: .* at most 200"),
         (f"{'0' * 64} one\n{'0' * 64} two", "twice"),
         ("# none yet\n", "lists no key"),
     ],
-    ids=["short", "not hexadecimal", "no name", "twice", "empty"],
+    ids=["short", "not hexadecimal", "no name", "long name", "twice", "empty"],
 )
 def test_a_bad_list_of_keys_names_its_line(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "team.keys"
