@@ -38,7 +38,9 @@ class FileName(click.Path):
         if not str(value).strip():
             self.fail("must be the path of a file, and is empty", param, ctx)
         if settings.may_hold_password(str(value)):
-            self.fail("must be the path of a file, not the address of a server", param, ctx)
+            self.fail(
+                "must be the path of a file, not the address of a server (a path like one: from / on)", param, ctx
+            )
         if value == "-" and self._dash:
             return self._dash
         path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
@@ -50,7 +51,8 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     )  # names of sockets are at most 107 bytes; and another user's /tmp/ray is theirs
     monkeypatch.setenv("RAY_TMPDIR", short)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("PYTHONPATH", f"{HERE.parents[1] / 'src'}:{HERE}")  # nodes inherit it, and their workers
+    for each in (HERE, HERE.parents[1] / "src"):  # nodes inherit it, and their workers
+        monkeypatch.setenv("PYTHONPATH", str(each), prepend=os.pathsep)
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": {"health_check_period_ms": 400}}
     found = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
     try:
