@@ -46,9 +46,8 @@ CONFIGS = make_space(problem(), GPU, FAMILY).configs
 @pytest.fixture
 def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head without a GPU; this process is connected to it. A node that is gone is known to be after some 2 s."""
-    short = tempfile.mkdtemp(
-        prefix="r"
-    )  # names of sockets are at most 107 bytes; and another user's /tmp/ray is theirs
+    # The path of a socket has 107 bytes at most, and /tmp/ray may be another user's.
+    short = tempfile.mkdtemp(prefix="r")
     monkeypatch.setenv("RAY_TMPDIR", short)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     for each in (HERE, HERE.parents[1] / "src"):  # nodes inherit it, and their workers
