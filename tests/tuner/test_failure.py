@@ -106,14 +106,12 @@ FLAGS = ["--dtype", "float16", "--seqlen", "256", "--heads", "4", "--head-dim", 
 
 
 @pytest.fixture
-def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeBuilder:
-    made = FakeBuilder(some_refused)
-    monkeypatch.setattr(session, "ProcessBuilder", lambda *_: made)
+def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "ProcessBuilder", lambda *_: FakeBuilder(some_refused))  # each run closes its own
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
-    return made
 
 
-def test_a_problem_that_got_nothing_is_exit_code_1_and_told(builder: FakeBuilder, tmp_path: Path) -> None:
+def test_a_problem_that_got_nothing_is_exit_code_1_and_told(builder: None, tmp_path: Path) -> None:
     done = tune(tmp_path, *FLAGS, "--causal")
     assert done.exit_code == 1
     assert f"Nothing was found for 1 of 1 problems:\n  6 x compile_error: {ERROR} (source: {__file__})" in done.stdout
@@ -127,7 +125,7 @@ def test_a_problem_that_got_nothing_is_exit_code_1_and_told(builder: FakeBuilder
     }  # fmt: skip
 
 
-def test_one_problem_of_two_that_got_nothing_is_exit_code_1(builder: FakeBuilder, tmp_path: Path) -> None:
+def test_one_problem_of_two_that_got_nothing_is_exit_code_1(builder: None, tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     fields = {"seqlen": 256, "heads": 4, "head_dim": 64}
     mine.write_text(json.dumps([fields, {**fields, "causal": True}]))
@@ -139,7 +137,7 @@ def test_one_problem_of_two_that_got_nothing_is_exit_code_1(builder: FakeBuilder
         assert store.predictions(), "the other problem keeps what it got"
 
 
-def test_all_problems_with_a_config_are_exit_code_0(builder: FakeBuilder, tmp_path: Path) -> None:
+def test_all_problems_with_a_config_are_exit_code_0(builder: None, tmp_path: Path) -> None:
     done = tune(tmp_path, *FLAGS)
     assert done.exit_code == 0
     assert "Nothing was found" not in done.stdout
