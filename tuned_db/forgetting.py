@@ -77,7 +77,8 @@ def forget(store: Store, which: Which, *, copy: Path | None = None, dry_run: boo
         if plain(text) is not text:
             raise InvalidInput(f"{shown(text)} must be at most 200 printable characters")
     with store.snapshot() as view:
-        ids, everything = view.ids(which.condition), view.count()
+        known = which.session is not None or view.numbers_arrivals
+        ids, everything = view.ids(which.condition) if known else [], view.count()
         if not ids:
             raise InvalidInput(f"there is no measurement {which} in {store.place}{_hint(view, which)}")
         found = view.by_id([each for each in ids if isinstance(each, str)])

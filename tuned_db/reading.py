@@ -13,7 +13,7 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.problem import Problem, Spec
 from flashtune.codegen.value import plain, shown
 
-from .arrivals import Arrival, brought_by, logged, still_here
+from .arrivals import NUMBERED, Arrival, brought_by, logged, still_here
 from .blocklist import Failure, barred, blocklisted
 from .filters import keys, matching
 from .fingerprints import Fingerprints, count, fingerprints
@@ -135,6 +135,11 @@ class Reader:
         """How many measurements are here of each arrival, by its number, as far as that is known."""
         with self._read() as connection:
             return still_here(connection, self._schema)
+
+    @property
+    def numbers_arrivals(self) -> bool:
+        """Whether rows know what brought them: not in a schema that had no numbers yet."""
+        return self._schema >= NUMBERED
 
     def arrivals_of(self, ids: Sequence[str]) -> dict[str, int]:
         """Numbers of the arrivals that brought those of ``ids`` that came from elsewhere, as far as that is known."""

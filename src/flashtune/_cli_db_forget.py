@@ -93,4 +93,5 @@ def print_forgotten(found: Forgotten, which: Which, dry_run: bool, further: str 
         click.echo(f"{found.lost} of them can't be read by this version, so no copy can hold them", err=True)
     if found.copy is not None:
         path = shown_path(found.copy)
-        click.echo(f"They are kept in {path}. To take them back: flashtune db import {path} --take-back{further}")
+        back = f"flashtune db import {shlex.quote(path)} --take-back"
+        click.echo(f"They are kept in {path}. To take them back: {back}{further}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -146,6 +148,16 @@ def test_what_came_before_rows_were_told_apart_is_said_to(store: Store, other: t
             forget(store, which)
 
 
+def test_a_dry_run_on_an_older_schema_says_that_it_knows_no_arrivals(folder: Path) -> None:
+    old = folder / "old.db"
+    shutil.copy(Path(__file__).parents[1] / "upgrade_assets" / "v0003.db", old)
+    with Store.open(old, readonly=True) as store:
+        with pytest.raises(InvalidInput, match="no measurement of arrival 1 in"):
+            forget(store, Which(arrival=1), dry_run=True)
+        session = store.measurements()[0].session
+        assert forget(store, Which(session=session), dry_run=True).removed == 4
+
+
 @pytest.mark.parametrize(
     "poison", ["throttle = ','", "created = 'today'", "id = x'ff'", "id = 'x' || substr(id, 1, 3)", "samples = 'many'"]
 )
@@ -256,7 +268,7 @@ class TestCommand:
         assert "Would remove 8 of 8" in self.run("forget", "--arrival", "1", "--dry-run", "--db", str(path))
         said = self.run("forget", "--arrival", "1", "--db", str(path)).splitlines()
         assert said[0] == "Removed 8 of 8 measurements: those of arrival 1"
-        copy = said[1].split(" --take-back")[0].split("flashtune db import ")[1]
+        _, _, copy, _ = shlex.split(said[1].split("take them back: flashtune ")[1])
         assert "0 of them here" in self.run("log", "--db", str(path))
         assert "8 by gc or forget" in self.run("info", "--db", str(path))
         assert "8 that were removed here and stay so" in self.run("merge", str(other[0]), "--db", str(path))
