@@ -58,7 +58,9 @@ def foreign(folder: Path, sound: Path, text: str) -> Path:
     shutil.copy(sound, path)
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM measurement WHERE rowid > 30")
-        connection.execute("UPDATE device SET name = ?", [text[:60]])
+        name = text[:60].replace("/", "")  # of a second model: its key has it, too
+        connection.execute("INSERT INTO device VALUES (99, '9.0a/' || ? || '/1sm', ?, '9.0a')", [name, name])
+        connection.execute("UPDATE measurement SET device_id = 99 WHERE rowid > 20")
         connection.execute("UPDATE environment SET author = ?", [text[:60]])
         connection.execute("UPDATE arrival SET source = ?, author = ?", [text, text])
     connection.close()
@@ -78,7 +80,8 @@ def test_paths_and_names_are_no_markup(marked: Path) -> None:
     """M1, all commands, in an order in which one makes what another reads."""
     for name, words in commands(marked).items():
         output = letters(run(*words).output)
-        assert name in NAMELESS or letters(MARKUP)[:30] in output, (name, output)
+        named = letters(MARKUP)[:30] in output or letters(MARKUP.replace("/", ""))[:30] in output
+        assert name in NAMELESS or named, (name, output)
 
 
 @pytest.mark.parametrize("which", REFUSED)

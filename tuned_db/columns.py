@@ -19,6 +19,7 @@ from .limits import (
     check_card,
     check_interval,
     check_message,
+    check_model,
     check_number,
     check_ok,
     check_text,
@@ -48,6 +49,8 @@ def check_columns(kind: type[T], columns: Columns) -> None:
     for name in shared:
         for got in _distinct(columns[name]):
             check_text(name, got)
+    for model in set(zip(columns["gpu_key"], columns["gpu_name"], strict=True)):
+        check_model(*model)
     if kind is Measurement:
         _check_measured(columns)
 

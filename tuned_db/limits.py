@@ -255,7 +255,14 @@ def _check_text(record: Measurement | Prediction) -> None:
     except TypeError:  # something that is no text and can't be remembered
         _check_texts(shared, get_shared(record))
         raise
+    check_model(record.gpu_key, record.gpu_name)
     check_message(getattr(record, "message", ""))
+
+
+def check_model(gpu_key: str, gpu_name: str) -> None:
+    """The name of a model is what its key says: with another, nobody could add rows of that model any more."""
+    if gpu_key.split("/", 2)[1] != gpu_name:
+        raise InvalidInput(f"gpu_name={show(gpu_name)} must be {show(gpu_key.split('/', 2)[1])}, as the key says")
 
 
 def check_message(message: object) -> None:

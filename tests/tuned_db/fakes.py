@@ -104,6 +104,11 @@ def make_problem(**changes: Any) -> Problem:
     return Problem(**(base | {"seqlen_q": 1024, "seqlen_k": 1024} | changes))
 
 
+def name_of(gpu_key: object) -> str:
+    """The model in a key, or for what is no key any name."""
+    return str(gpu_key).partition("/")[2].partition("/")[0] or "none"
+
+
 def make_measurement(**changes: Any) -> Measurement:
     """A final of a config that is not the default; its digest is what the template renders now."""
     problem = changes.get("problem", make_problem())
@@ -115,7 +120,7 @@ def make_measurement(**changes: Any) -> Measurement:
         "session": SESSION,
         "problem": problem,
         "gpu_key": H200.key,
-        "gpu_name": H200.name,
+        "gpu_name": name_of(changes.get("gpu_key", H200.key)),
         "config": config,
         "source_digest": lookup.source_digest(problem.spec, config),
         "status": "ok",
@@ -161,7 +166,7 @@ def make_prediction(**changes: Any) -> Prediction:
         "created": "2026-11-29T12:00:00.000Z",
         "problem": problem,
         "gpu_key": H200.key,
-        "gpu_name": H200.name,
+        "gpu_name": name_of(changes.get("gpu_key", H200.key)),
         "config": config,
         "source_digest": lookup.source_digest(problem.spec, config),
         "predicted_us": 75.0,

@@ -12,7 +12,7 @@ from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.limits import MESSAGE_LIMIT, NUMBERS, TEXTS
 from flashtune.tuned_db.records import STAGES, STATUSES, THROTTLES, Measurement
 
-GPUS = (("9.0a/h200/132sm/smem232448/l2-62914560/141gb", "h200"), ("8.0/x", "name of ä card"), ("12.0a/b/ü/c", "数"))
+GPUS = (("9.0a/h200/132sm/smem232448/l2-62914560/141gb", "h200"), ("8.0/ä card", "ä card"), ("12.0a/数/ü/c", "数"))
 """Keys of device models with their names: a model has one."""
 
 DATES = ("2026-11-29T12:00:00.000Z", "2024-02-29T23:59:59.999Z", "1970-01-01T00:00:00.000Z")

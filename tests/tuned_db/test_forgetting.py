@@ -177,8 +177,10 @@ def test_rows_that_can_not_be_read_go_too(
 @on_both
 def test_a_name_that_came_with_them_is_not_held_against_the_right_one(store: Store, measurement: Make) -> None:
     """A made-up name for a model that others have kept all of theirs out, for ever."""
-    lie, truth = measurement(gpu_name="potato", session="lie"), measurement(session="truth")
+    lie, truth = measurement(session="lie"), measurement(session="truth")
     store.add([lie])
+    with store.place.writing() as connection:
+        connection.execute(text("UPDATE device SET name = 'potato'"))
     with pytest.raises(InvalidInput, match="gpu_name='h200' must be 'potato'"):
         store.add([truth])
     forget(store, Which(session="lie"))

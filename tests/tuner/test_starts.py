@@ -37,7 +37,8 @@ def tuned(path: Path, winners: Mapping[Problem, Config], gpu_key: str = GPU.key)
         run(source, [each], 2, bench=bench, first=[winner])
     with Store.open(source, readonly=True) as made, Store.open(path) as store:
         rows = made.measurements()
-        store.record_all(dataclasses.replace(row, id=new_id(), gpu_key=gpu_key) for row in rows)
+        model = {"gpu_key": gpu_key, "gpu_name": gpu_key.split("/")[1]}
+        store.record_all(dataclasses.replace(row, id=new_id(), **model) for row in rows)
 
 
 def only(winner: Config) -> Callable[[Config], float]:
