@@ -14,14 +14,13 @@ import re
 import shutil
 import sqlite3
 import stat
-import struct
 import tempfile
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Self
+from typing import BinaryIO, NamedTuple
 
 from flashtune.codegen.value import printable
 from flashtune.errors import DatabaseDamaged, DatabaseNotWritable, InvalidInput, StoreError
@@ -29,24 +28,16 @@ from flashtune.files import claim, open_regular, shown_path, sync_folder
 
 from .failures import code_of, left_by_a_crash, locked, sqlite_failures
 from .files import SIDE_FILES, WAY_OUT, header_of, look_beside, opened, read_header, shown_database, unreadable
+from .locks import KNOWN, ReaderLock
 from .records import new_id
 from .sqlite import connect
-
-try:
-    import fcntl
-except ImportError:  # not on POSIX
-    fcntl = None  # type: ignore[assignment]
 
 ABANDONED = 3600
 """Seconds after which an unfinished file is nobody's any more."""
 _HEADER, _LOG_HEADER, _PIECE = 100, 32, 2**20
 _NO_ROOM = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
-_PAUSE = 0.02
-"""Seconds between two attempts."""
-_PENDING, _RESERVED, _SHARED = (0x40000000, 1), (0x40000001, 1), (0x40000002, 510)
-"""Bytes of a database, and how many, that SQLite locks: who waits to write, who has begun to, and who reads."""
-_SET, _GET = getattr(fcntl, "F_OFD_SETLK", None), getattr(fcntl, "F_OFD_GETLK", None)
-_READ, _WRITE, _NONE = (getattr(fcntl, name, 0) for name in ("F_RDLCK", "F_WRLCK", "F_UNLCK"))
+_PAUSE, _MOMENT = 0.02, 0.5
+"""Seconds between two attempts, and those in which a journal may go whose writer has just ended."""
 
 
 class PrivateCopy:
@@ -155,7 +146,9 @@ def copy_database(
     """
     start = time.monotonic()
     while why := _attempt(path, copy, start + within):
-        if time.monotonic() - start >= min(timeout, within):
+        # Who rolls back or ends a transaction takes a moment; a journal that nobody has is there for good.
+        allowed = min(_MOMENT, timeout) if why == _JOURNAL and KNOWN else timeout
+        if time.monotonic() - start >= min(allowed, within):
             raise left_by_a_crash(path) if why == _JOURNAL else locked(path, timeout)
         time.sleep(_PAUSE)
     with sqlite_failures(path, writing=False, timeout=timeout):
@@ -194,7 +187,7 @@ def _attempt(path: Path, copy: Path, until: float) -> str:
     real = Path(os.path.realpath(path))  # where SQLite looks for side files
     for suffix in ("", *SIDE_FILES):
         Path(f"{copy}{suffix}").unlink(missing_ok=True)
-    with opened(path) as file, _Lock(file.fileno()) as lock:
+    with opened(path) as file, ReaderLock(file.fileno()) as lock:
         header_of(path, file)
         if not lock.free:
             return _LOCKED
@@ -242,59 +235,6 @@ def _log(path: Path, real: Path) -> Iterator[BinaryIO | None]:
         raise StoreError(f"{shown_database(path)} can't be read: {shown_path(real)}-wal can't be: {error}") from error
     with log:
         yield log
-
-
-class _Lock:
-    """SQLite's lock for readers, for the time of a block.
-
-    It belongs to the descriptor and not to the process, so it is none of those that SQLite has here. Where a system or
-    a disk has no such locks (``F_OFD_SETLK``), that nothing was changed shows afterwards alone.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self.free = True
-        """Whether it could be had: no writer is about to change the file."""
-
-    def __enter__(self) -> Self:
-        try:
-            for kind, place in ((_READ, _PENDING), (_READ, _SHARED), (_NONE, _PENDING)):
-                self._ask(_SET, kind, place)
-        except OSError as error:
-            self.free = error.errno not in (errno.EAGAIN, errno.EACCES)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for place in (_PENDING, _SHARED):
-            with suppress(OSError):
-                self._ask(_SET, _NONE, place)
-
-    def writer(self) -> bool:
-        """Whether a writer has begun, who changes the file only once nobody has this lock."""
-        try:
-            return self.asked(_READ, _RESERVED) not in (_NONE, None)
-        except OSError:
-            return False
-
-    def asked(self, kind: int, place: tuple[int, int]) -> int | None:
-        """What keeps a lock of that kind from being had; None where there are no such locks."""
-        return self._ask(_GET, kind, place)
-
-    def _ask(self, what: int | None, kind: int, place: tuple[int, int]) -> int | None:
-        if fcntl is None or what is None:
-            return None
-        answer = fcntl.fcntl(self._descriptor, what, struct.pack("@hhqqi4x", kind, os.SEEK_SET, *place, 0))
-        return int(struct.unpack_from("@h", answer)[0])
-
-
-def in_use(path: Path) -> bool:
-    """Whether a process has the database at ``path`` open for more than a moment, as far as the system can tell: with a
-    log each connection has a lock all the time, without one while it reads or writes."""
-    with opened(path) as file:
-        try:
-            return _Lock(file.fileno()).asked(_WRITE, _SHARED) not in (_NONE, None)
-        except OSError:
-            return False
 
 
 def _pour(path: Path, source: BinaryIO, target: Path, until: float) -> None:

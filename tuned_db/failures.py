@@ -16,10 +16,6 @@ from .disks import not_writable
 from .files import WAY_OUT, shown_database
 
 
-class TooMuch(Exception):
-    """Why a statement was given up."""
-
-
 class _Ended(threading.local):
     by: BaseException | None = None
 
@@ -44,6 +40,8 @@ def sqlite_failures(path: Path, *, writing: bool, timeout: float) -> Iterator[No
         ) from error
     except Exception as error:
         inner = getattr(error, "orig", None)
+        if isinstance(inner, StoreError):
+            raise inner from error
         if not isinstance(inner, sqlite3.Error):
             raise
         raise _translated(path, inner, writing, timeout) from error
@@ -55,8 +53,6 @@ def _translated(path: Path, error: sqlite3.Error, writing: bool, timeout: float)
     why = printable(str(error))
     if primary == sqlite3.SQLITE_INTERRUPT:
         by, ended.by = ended.by, None
-        if isinstance(by, TooMuch):
-            return DatabaseDamaged(f"{shown_database(path)} can't be used: {by}, and was given up. {WAY_OUT}")
         return KeyboardInterrupt() if by is None else by
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT):
         return DatabaseDamaged(f"{shown_database(path)} is damaged: {why}. {WAY_OUT}")

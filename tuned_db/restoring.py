@@ -15,9 +15,10 @@ from pathlib import Path
 from flashtune.errors import InvalidInput, StoreError
 from flashtune.files import shown_path, sync_folder
 
-from .copying import copied, in_use, name_copy
+from .copying import copied, name_copy
 from .disks import not_writable
 from .files import SIDE_FILES
+from .locks import in_use
 from .store import LOCK_TIMEOUT, Store
 
 

@@ -7,6 +7,7 @@ more steps than the file can need. Ctrl-C ends it at any moment. Errors are ours
 from __future__ import annotations
 
 import functools
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +19,10 @@ import sqlalchemy
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import NullPool
 
-from .failures import TooMuch, code_of, ended
-from .files import no_longer_of_sqlite, of_sqlite
+from flashtune.errors import DatabaseDamaged, StoreError
+
+from .failures import code_of, ended
+from .files import WAY_OUT, no_longer_of_sqlite, of_sqlite, shown_database
 from .schema import check_tables
 
 Mode = Literal["write", "read", "readonly", "immutable"]
@@ -47,13 +50,17 @@ T = TypeVar("T")
 class _Watch:
     """Looks at the clock, the steps taken and the signals that came while SQLite runs a statement."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, name: Path, steps: int) -> None:
+        self._name = name
         self.most = self._left = steps
-        self.deadline = float("inf")
+        """Steps of each statement."""
+        self.deadline = math.inf
+        """When all of them must have ended."""
 
     def restart(self) -> None:
-        """For another statement."""
+        """For another statement. Raises `StoreError` where the time is over."""
         self._left = self.most
+        self._check_time()
 
     def ticks(self) -> Iterator[bool]:
         """Whether to give up, again and again.
@@ -75,10 +82,16 @@ class _Watch:
     def _count(self) -> bool:
         self._left -= _TICK
         if self._left < 0:
-            raise TooMuch("a query takes more steps than a file of this size can need")
-        if time.monotonic() > self.deadline:
-            raise TooMuch("a query takes too long")
+            raise DatabaseDamaged(
+                f"{shown_database(self._name)} can't be used: a query took more steps than a file of this size can "
+                f"need. {WAY_OUT}"
+            )
+        self._check_time()
         return False
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise StoreError(f"{shown_database(self._name)} is not used: it took too long to look into it")
 
 
 class Connection(sqlite3.Connection):
@@ -175,7 +188,7 @@ def connect(path: Path, mode: Mode, timeout: float, name: Path | None = None) ->
 
 def _prepare(connection: Connection, path: Path) -> None:
     size = sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
-    connection.watch = watch = _Watch(STEPS + STEPS_PER_BYTE * size)
+    connection.watch = watch = _Watch(connection.name, STEPS + STEPS_PER_BYTE * size)
     ticks = watch.ticks()
     next(ticks)
     connection.set_progress_handler(ticks.__next__, _TICK)

@@ -39,9 +39,11 @@ def remove(connection: Connection, ids: Sequence[object]) -> int:
     """Removes the measurements with these ids, and keeps them out from now on; how many there were."""
     bury(connection, ids)
     count = 0
-    for start in range(0, len(ids), IDS_AT_ONCE):
-        gone = delete(MeasurementRow).where(MeasurementRow.id.in_(ids[start : start + IDS_AT_ONCE]))
-        count += connection.execute(gone).rowcount
+    for kind in {type(each) for each in ids}:  # SQLAlchemy passes on a list of one type
+        alike = [each for each in ids if type(each) is kind]
+        for start in range(0, len(alike), IDS_AT_ONCE):
+            gone = delete(MeasurementRow).where(MeasurementRow.id.in_(alike[start : start + IDS_AT_ONCE]))
+            count += connection.execute(gone).rowcount
     return count
 
 

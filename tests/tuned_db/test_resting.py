@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -110,6 +111,50 @@ def test_rows_in_the_log_of_another_connection_are_seen(
         assert opened == [True, False]
     rest(path)
     assert seen(path) == rested
+
+
+def test_a_log_at_rest_is_copied_once(
+    path: Path,
+    store: Store,
+    rested: set[str],
+    measurement: Make,
+    opened: list[bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a process that was killed leaves it, or one that is connected and idle."""
+    private = tmp_path / "private"
+    private.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(private))
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("SELECT * FROM origin").fetchall()
+        rested.add(store.record(measurement()).id)
+        rest(path)
+        assert [seen(path) for _ in range(3)] == [rested] * 3
+        assert opened == [True]
+        assert len(list(private.iterdir())) == 1
+        rested.add(store.record(measurement()).id)
+        assert seen(path) == rested
+    resting.forget()
+    assert list(private.iterdir()) == []
+
+
+def test_without_a_log_a_file_is_read_in_its_place(
+    path: Path, store: Store, measurement: Make, opened: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network mount, where it would be sent as a whole for each look-up."""
+    monkeypatch.setattr(resting, "PrivateCopy", None)
+    monkeypatch.setattr(resting, "on_network", lambda path: True)
+    with closing(sqlite3.connect(path)) as plain:
+        plain.execute("PRAGMA journal_mode = DELETE")
+    made = {store.record(measurement()).id}
+    assert seen(path) == made
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("UPDATE measurement SET message = 'not yet'")
+        assert seen(path) == made, "who has begun to write is not waited for"
+    assert opened == [False, False]
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("how", ["moved", "copied", "linked"])

@@ -20,6 +20,7 @@ from terminal import SOURCES
 from flashtune.errors import DatabaseDamaged, StoreError
 from flashtune.tuned_db import sqlite as sqlite_module
 from flashtune.tuned_db.failures import sqlite_failures
+from flashtune.tuned_db.resting import look_up
 from flashtune.tuned_db.rows import MOST
 from flashtune.tuned_db.sqlite import LONGEST, Connection, connect
 from flashtune.tuned_db.store import Store
@@ -39,7 +40,7 @@ class TestLimits:
     def test_a_statement_ends_after_its_steps(self, connection: Connection, path: Path) -> None:
         """M1: the second wall, should what a schema says get through."""
         given_up = pytest.raises(
-            DatabaseDamaged, match=r"tuned\.db can't be used: a query takes more steps than a file of"
+            DatabaseDamaged, match=r"tuned\.db can't be used: a query took more steps than a file of"
         )
         with given_up, sqlite_failures(path, writing=False, timeout=1.0):
             connection.execute(ENDLESS).fetchone()
@@ -57,9 +58,19 @@ class TestLimits:
     ) -> None:
         connection.watch.most = sys.maxsize
         connection.watch.deadline = time.monotonic() + 0.2
-        given_up = pytest.raises(DatabaseDamaged, match="a query takes too long")
+        given_up = pytest.raises(StoreError, match="took too long to look into it")
         with given_up, sqlite_failures(path, writing=False, timeout=1.0):
             connection.execute(ENDLESS).fetchone()
+
+    def test_all_statements_of_a_look_up_end_at_a_time(self, store: Store, path: Path) -> None:
+        """Each may be a short one: there may be a hundred thousand devices, each of which is asked for."""
+
+        def ask(view: Store) -> None:
+            while True:
+                view.gpu_keys()
+
+        with pytest.raises(StoreError, match="took too long to look into it"):
+            look_up(path, 0.2, ask)
 
     def test_no_value_is_longer_than_any_of_ours(self, connection: Connection, path: Path) -> None:
         """M2: rows bring their texts along, each time."""
