@@ -15,6 +15,8 @@ from flashtune.tuned_db.lookup import source_digest
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.winners import variants
 
+from .records import unusable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
@@ -43,13 +45,12 @@ def check_shareable(problems: Sequence[Problem]) -> None:
 
 
 def shared_config(store: Store, problems: Sequence[Problem], gpu: Gpu, *, measured: bool) -> Shared | None:
-    """The best config of those that are known for each of ``problems``; None where there is none.
+    """The best config of those that are known for each of ``problems`` and legal here; None where there is none.
 
-    Known is what was measured with the source of today, or without ``measured`` what was predicted.
+    Known is what was measured, or without ``measured`` predicted, with the source of today.
     """
     known = _measured if measured else _predicted
-    times = {each: known(store, each, gpu) for each in problems}
-    return choose(times)
+    return choose({each: _legal(known(store, each, gpu), each, gpu) for each in problems})
 
 
 def choose(times: Mapping[Problem, Mapping[Config, float]]) -> Shared | None:
@@ -70,6 +71,11 @@ def choose(times: Mapping[Problem, Mapping[Config, float]]) -> Shared | None:
     return Shared(
         config=chosen, ratio=cost(chosen)[0], worst=worst, worst_ratio=worst_ratio, considered=len(common)
     )  # fmt: skip
+
+
+def _legal(times: dict[Config, float], problem: Problem, gpu: Gpu) -> dict[Config, float]:
+    """Rows may be from a version that knew other rules, or from anybody."""
+    return {config: time for config, time in times.items() if unusable(config, problem, gpu) is None}
 
 
 def _measured(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, float]:
@@ -93,4 +99,8 @@ def _measured(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, float]:
 
 
 def _predicted(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, float]:
-    return {each.config: each.predicted_us for each in store.predictions(problem=problem, gpu_key=gpu.key)}
+    return {
+        each.config: each.predicted_us
+        for each in store.predictions(problem=problem, gpu_key=gpu.key)
+        if each.source_digest == source_digest(problem.spec, each.config)
+    }
