@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from generated import extremes, measurements, sets_of_rows
+from generated import GPUS, extremes, measurements, sets_of_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.exchange import LINE_LIMIT, read_export, write_export
+from flashtune.tuned_db.exchange import LINE_LIMIT, read_export, read_lines, write_export
 from flashtune.tuned_db.limits import check, settled
-from flashtune.tuned_db.records import Measurement, canonical, to_json
+from flashtune.tuned_db.records import STAGES, STATUSES, Measurement, canonical, capability, to_json
+from flashtune.tuned_db.sources import Shipped
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.union import Added, add_database, add_file
 
@@ -85,6 +87,32 @@ def test_export_and_import_are_the_identity(fresh: Callable[..., Path], rows: Ro
         assert add_file(store, path.with_suffix(".jsonl")) == Added(new=len(rows), known=0)
         assert add_file(store, path.with_suffix(".jsonl")) == Added(new=0, known=len(rows))
     assert content(other) == first
+
+
+@lawful
+@given(rows=sets_of_rows(9))
+def test_what_ships_answers_as_a_database_of_the_same_rows(fresh: Callable[..., Path], rows: Rows) -> None:
+    """A look-up asks both in the same words."""
+    path = fresh(rows)
+    content(path)
+    lines = list(read_lines(path.with_suffix(".jsonl"))[1])
+    places = {(each.problem, each.gpu_key) for each in rows}
+    with Store.open(path, readonly=True) as store:
+        for wanted in {capability(key) for key, _ in GPUS if key.isascii()}:  # as those of all cards are
+            ships = Shipped(lines, wanted)
+            assert ships.gpu_keys(capability=wanted) == store.gpu_keys(capability=wanted)
+            for problem, gpu_key in {place for place in places if capability(place[1]) == wanted}:
+                where = {"problem": problem, "gpu_key": gpu_key}
+                for status, stage in itertools.product(STATUSES, STAGES):
+                    asked = where | {"status": status, "stage": stage}
+                    found = [
+                        sorted(source.measurements(**asked), key=lambda each: each.id) for source in (ships, store)
+                    ]
+                    assert found[0] == found[1]
+                spec = problem.spec
+                assert ships.problems(spec=spec, gpu_key=gpu_key) == store.problems(spec=spec, gpu_key=gpu_key)
+                assert ships.rejected(spec, gpu_key) == store.rejected(spec, gpu_key)
+                assert ships.predictions(**where) == store.predictions(**where) == []
 
 
 @lawful
