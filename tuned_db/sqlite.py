@@ -186,8 +186,16 @@ def connect(path: Path, mode: Mode, timeout: float, name: Path | None = None) ->
     return connection
 
 
+def _bytes_at(path: Path) -> int:
+    """Size of a file, 0 where there is none: the last of other processes to close a database removes its log."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _prepare(connection: Connection, path: Path) -> None:
-    size = sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
+    size = _bytes_at(path) + _bytes_at(Path(f"{path}-wal"))
     connection.watch = watch = _Watch(connection.name, STEPS + STEPS_PER_BYTE * size)
     ticks = watch.ticks()
     next(ticks)

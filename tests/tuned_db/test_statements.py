@@ -46,6 +46,25 @@ class TestLimits:
             connection.execute(ENDLESS).fetchone()
         assert connection.execute("SELECT count(*) FROM origin").fetchone() == (1,), "the next one has its own"
 
+    def test_a_log_may_go_while_it_is_looked_at(
+        self, store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The last of other processes to close a database removes its log."""
+        log = Path(f"{path}-wal")
+        log.touch()
+        look = Path.stat
+
+        def look_once(each: Path, *arguments: Any, **options: Any) -> os.stat_result:
+            try:
+                return look(each, *arguments, **options)
+            finally:
+                if each == log:
+                    log.unlink(missing_ok=True)
+
+        monkeypatch.setattr(Path, "stat", look_once)
+        with closing(connect(path, "read", 1.0)) as made:
+            assert made.execute("SELECT count(*) FROM origin").fetchone() == (1,)
+
     def test_a_larger_file_may_take_more(self, store: Store, path: Path, measurement: Make) -> None:
         with closing(connect(path, "read", 1.0)) as made:
             few = made.watch.most
