@@ -159,6 +159,19 @@ def test_an_interrupt_that_python_can_not_pass_on_comes_again(environment: dict[
     assert (done.stdout, done.stderr, done.returncode) == ("went on\n", "Interrupted.\n", 130)
 
 
+def test_an_interrupt_after_the_end_changes_nothing(environment: dict[str, str]) -> None:
+    """One that arrives while Python takes its modules down: without handlers it would kill the process."""
+    program = (
+        "import os, signal, sys\nfrom flashtune import __main__, _cli_show\n"
+        "class Late:\n    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):\n"
+        "        kill(pid, number)\n"
+        "late = Late()\n_cli_show.show_info = lambda *_: print('done')\nsys.argv = ['flashtune', 'info']\n"
+        "__main__.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
+
+
 def test_an_interrupt_while_options_are_read_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> str:
         raise KeyboardInterrupt

@@ -7,6 +7,7 @@ the process just ends: an exception could be lost in an import, or be printed in
 from __future__ import annotations
 
 try:
+    import atexit
     import os
     import signal
     import sys
@@ -20,6 +21,8 @@ def main() -> None:
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as behind nohup
     if ours:
         signal.signal(signal.SIGINT, _leave)
+        # While Python takes its modules down it would let a signal kill the process, whose work is done by then.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.unraisablehook = _again
     from .cli import main as commands
     from .codegen.cuda import own_process

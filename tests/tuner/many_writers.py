@@ -25,8 +25,9 @@ ROWS = 40
 
 def tuned(path: Path, number: int, turn: int) -> list[str]:
     """Ids of what is stored after another short run."""
-    asked = problem(64 * (number + 1))
-    assert run(path, [asked], 8 * (turn + 1), bench=FakeBench(unit=f"GPU-{number}"), seed=turn).tried > 0
+    others, again = divmod(turn, 4)  # another length after every fourth: the configs of one would be used up
+    asked = problem(64 * (WRITERS * others + number + 1))
+    assert run(path, [asked], 8 * (again + 1), bench=FakeBench(unit=f"GPU-{number}"), seed=turn).tried > 0
     with Store.open(path) as store:
         return [each.id for each in store.measurements(problem=asked)]
 
