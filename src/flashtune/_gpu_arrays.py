@@ -77,7 +77,7 @@ class Ready:
         self.shape = call.shape
         self.recent: Any = None
         self.out_strides = contiguous_strides(call.shape)
-        self.context = NO_CONTEXT if call.empty or any(call.copies) else context
+        self.context = NO_CONTEXT if any(call.copies) else context
 
 
 class GpuArrays(ArrayKind):
