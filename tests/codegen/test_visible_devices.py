@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import inspect
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +101,51 @@ def test_facts_of_the_card_without_nvml(use: Any, monkeypatch: pytest.MonkeyPatc
         power_limit_w=0.0,
     )
     assert device.device_facts(1).uuid == "MIG-00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+IDENTITIES = [bytes(range(16)), bytes([7, 0, *range(100, 114)]), bytes([255] * 16)]
+"""Of the cards of :func:`driver_of_cards`, by number. One holds a zero byte in the middle."""
+
+
+def driver_of_cards(failing: str = "") -> SimpleNamespace:
+    """libcuda with prototypes, against which ctypes checks each argument. Needs `cuInit` first, as the real one."""
+    started: list[bool] = []
+
+    def answer(name: str, work: Any) -> int:
+        if name == failing:
+            return 999  # CUDA_ERROR_UNKNOWN
+        if name != "cuInit" and not started:
+            return 3  # CUDA_ERROR_NOT_INITIALIZED
+        work()
+        return 0
+
+    def get(device: Any, index: int) -> int:
+        if index not in range(len(IDENTITIES)):
+            return 101  # CUDA_ERROR_INVALID_DEVICE
+        return answer("cuDeviceGet", lambda: device.__setitem__(0, 10 + index))
+
+    def uuid(raw: Any, device: int) -> int:
+        return answer("cuDeviceGetUuid_v2", lambda: ctypes.memmove(raw, IDENTITIES[device - 10], 16))
+
+    code = ctypes.c_int
+    return SimpleNamespace(
+        cuInit=ctypes.CFUNCTYPE(code, ctypes.c_uint)(lambda flags: answer("cuInit", lambda: started.append(True))),
+        cuDeviceGet=ctypes.CFUNCTYPE(code, ctypes.POINTER(code), code)(get),
+        cuDeviceGetUuid_v2=ctypes.CFUNCTYPE(code, ctypes.c_void_p, code)(uuid),
+    )
+
+
+def test_the_driver_tells_all_bytes_of_each_cards_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hole in the tests: the calls of libcuda ran nowhere without a GPU, so their arguments could be anything."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver_of_cards())
+    assert [device._driver_uuid(index) for index in range(3)] == IDENTITIES
+    assert device._driver_uuid(3) == b""
+
+
+@pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGet", "cuDeviceGetUuid_v2"])
+def test_a_driver_that_refuses_leaves_the_uuid_unknown(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver_of_cards(failing))
+    assert device._driver_uuid(0) == b""
 
 
 @pytest.mark.parametrize(

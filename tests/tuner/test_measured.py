@@ -12,6 +12,7 @@ from flashtune.codegen.config import Config
 from flashtune.codegen.model import default_config
 from flashtune.tuned_db.ranked import ALIKE
 from flashtune.tuned_db.store import Store
+from flashtune.tuner.report import Progress
 from flashtune.tuner.space import make_space
 from flashtune.tuner.trial import Outcome
 
@@ -28,6 +29,19 @@ def test_the_default_is_tried_first_and_every_outcome_is_stored(path: Path) -> N
     assert Counter(stored(path, stage="measure")) == Counter(asked)
     assert report.measured
     assert report.tried == 12
+
+
+def test_progress_goes_from_nothing_to_all_of_the_budget(path: Path) -> None:
+    """A hole in the tests: what is left could be told as what is done."""
+    told: list[Progress] = []
+    run(path, [PROBLEM, problem(512)], 16, progress=told.append)
+    parts = [each.done for each in told]
+    assert parts == sorted(parts)
+    assert (parts[0], parts[-1]) == (0.0, 1.0)
+    assert {each / 16 for each in range(17)} == set(parts)
+    finished = [each.problems_done for each in told]
+    assert finished == sorted(finished)
+    assert {each.problems for each in told if each.problems_done} == {2}
 
 
 def test_what_is_reported_is_what_a_look_up_will_find(path: Path) -> None:

@@ -14,7 +14,7 @@ from flashtune.codegen.problem import Problem
 from flashtune.tuned_db.store import Store
 from flashtune.tuner import post
 from flashtune.tuner.build import Built
-from flashtune.tuner.trial import DeviceLostError, Outcome, judge_resources
+from flashtune.tuner.trial import SPILL_LIMIT, DeviceLostError, Outcome, judge_resources
 
 PROBLEM = problem()
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)
@@ -201,3 +201,31 @@ def test_a_source_that_the_compiler_dies_over_is_a_failure_that_may_pass(path: P
     outcome = judge_resources(PROBLEM, DEFAULT, GPU, built)
     assert outcome is not None
     assert outcome.status == "failed"
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_config_may_run_as_long_as_the_compilers_facts_fit_the_card(head_dim: int) -> None:
+    """A hole in the tests: what the compiler adds to shared memory could be taken off it. Each fact up to its limit
+    and one beyond."""
+    asked = problem(head_dim=head_dim)
+    default = FAMILY.default(asked.spec, GPU)
+    needs = FAMILY.resources(default, asked.spec)
+    room = GPU.shared_memory_block - needs.shared_memory
+    assert room > 0
+
+    def judged(**facts: int) -> Outcome | None:
+        return judge_resources(asked, default, GPU, Built(**{"digest": "d" * 64, "registers": 96, **facts}))  # type: ignore[arg-type]
+
+    for static in (0, 1, room - 1, room):
+        assert judged(static_shared_bytes=static) is None
+    beyond = judged(static_shared_bytes=room + 1)
+    assert beyond is not None
+    assert (beyond.status, beyond.message) == (
+        "spills",
+        f"needs {GPU.shared_memory_block + 1} B of shared memory, {GPU} has {GPU.shared_memory_block} B",
+    )
+    allowed = 0 if needs.spill_free else SPILL_LIMIT
+    assert judged(spill_bytes=allowed) is None
+    spilled = judged(spill_bytes=allowed + 1)
+    assert spilled is not None
+    assert f"spills {allowed + 1} bytes per thread, {allowed} are" in spilled.message

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated_device import BUILT, CONFIG, OTHER, PROBLEM, Simulation
-from tuner_fakes import run
+from tuner_fakes import FAMILY, GPU, run
 
+from flashtune.codegen.plan import Plan
 from flashtune.tuned_db.store import Store
 from flashtune.tuner import coordinator
+from flashtune.tuner.space import make_space
 
 LONG = dataclasses.replace(PROBLEM, seqlen_k=600)
 """Enough keys to share."""
@@ -75,3 +80,42 @@ def test_a_run_passes_over_a_candidate_whose_workspace_does_not_fit(
     assert run(path, [LONG], 1, benches=[unit], first=[SPLIT]).failed == {}  # type: ignore[list-item]
     with Store.open(path, readonly=True) as store:
         assert SPLIT in [each.config for each in store.measurements(status="ok", stage="measure")]
+
+
+def test_what_problems_share_can_be_had_again_and_their_references_not(simulation: Simulation) -> None:
+    """A hole in the tests: a reference, which is kept for all of the run, could count as memory for other problems."""
+    arena = simulation.bench._full._arena
+    used, shared = [], []
+    for scale in (1, 2, 3):
+        problem = dataclasses.replace(PROBLEM, num_heads=4 * scale, batch=12 // scale)  # as large, and other references
+        problem = dataclasses.replace(problem, num_heads_kv=2 * scale)
+        assert simulation.bench.prepare(problem) is None
+        used.append(sum(simulation.runtime.ranges.values()))
+        shared.append(arena.reusable_bytes)
+    assert len(set(shared)) == 1
+    assert used == sorted(set(used))
+
+
+def test_a_bench_keeps_no_kernels_of_candidates(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hole in the tests: kernels could stay loaded, thousands of them in a long run."""
+    alive: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
+    make = simulation.kernel
+
+    def kernel(plan: Plan, scale: float) -> Callable[..., None]:
+        made = make(plan, scale)
+        alive.add(made)
+        return made
+
+    monkeypatch.setattr(simulation, "kernel", kernel)
+    configs = [each for each in make_space(PROBLEM, GPU, FAMILY).configs if each != CONFIG][:4]
+    assert simulation.bench.prepare(PROBLEM) is None
+    kept = []
+    for number, config in enumerate(configs):
+        built = dataclasses.replace(BUILT, digest=f"{number:064x}")
+        assert simulation.bench.attempt(PROBLEM, config, built, None, CONFIG).status == "ok"
+        gc.collect()
+        kept.append(len(alive))
+    assert len(set(kept)) == 1, kept
+    simulation.bench.finals(PROBLEM, configs, 0.0)
+    gc.collect()
+    assert len(alive) == kept[0]

@@ -105,6 +105,22 @@ def test_trying_a_sampler_out_leaves_the_callers_log_level_alone(name: str) -> N
     assert optuna.logging.get_verbosity() == before
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("level", [optuna.logging.DEBUG, optuna.logging.INFO, optuna.logging.WARNING])
+def test_a_search_writes_no_line_of_optunas(caplog: pytest.LogCaptureFixture, name: str, level: int) -> None:
+    """A hole in the tests: Optuna tells of each study that is made, whatever level its user has chosen."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(level)
+    optuna.logging.enable_propagation()
+    try:
+        asked(Search(SPACE, strategy(name), seed=2), 12)
+        assert optuna.logging.get_verbosity() == level
+    finally:
+        optuna.logging.disable_propagation()
+        optuna.logging.set_verbosity(before)
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("optuna")] == []
+
+
 def test_what_a_sampler_leaves_out_is_sampled_alone() -> None:
     class Half(optuna.samplers.RandomSampler):
         def infer_relative_search_space(self, *_: Any) -> dict[str, Any]:
