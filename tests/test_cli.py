@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +156,33 @@ def test_info_shows_versions_paths_and_settings(tmp_path: Path) -> None:
     assert "FLASHTUNE_CACHE_DIR" in output
     assert "optuna" in output
     assert "GPUs" in output
+
+
+def test_each_column_of_a_table_of_info_holds_what_its_heading_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole in the tests: columns could be swapped, as long as all of the words were somewhere."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    (tmp_path / "cache").mkdir()
+    lines = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in call("info").output.splitlines()]
+
+    def below(*headings: str) -> list[list[str]]:
+        """The rows of the table with these headings; what does not fit a cell goes on in the next line."""
+        rows: list[list[str]] = []
+        for line in itertools.takewhile(bool, lines[lines.index([*headings]) + 2 :]):
+            if line[0]:
+                rows.append(line)
+            else:
+                rows[-1] = [above + more for above, more in zip(rows[-1], line, strict=True)]
+        return rows
+
+    paths = {name: (Path(value), exists) for name, value, exists in below("path", "value", "exists")}
+    assert paths["database"] == (tmp_path / "tuned.db", "not yet")
+    assert paths["cache"] == (tmp_path / "cache", "yes")
+    assert set(paths) == {"database", "cache", "captured problems"}
+    values = {name: value for name, value, _ in below("variable", "value", "meaning")}
+    assert values["FLASHTUNE_DB"] == str(tmp_path / "tuned.db")
+    assert values["FLASHTUNE_CACHE_DIR"] == str(tmp_path / "cache")
 
 
 @pytest.mark.nvrtc

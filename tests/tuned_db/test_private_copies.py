@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import os
 import sqlite3
@@ -18,7 +19,7 @@ import pytest
 from folders import names, snapshot
 
 from flashtune.errors import DatabaseDamaged, StoreError
-from flashtune.tuned_db import copying
+from flashtune.tuned_db import copying, locks
 from flashtune.tuned_db.copying import PrivateCopy
 from flashtune.tuned_db.files import is_database, read_header
 from flashtune.tuned_db.store import Store
@@ -197,3 +198,48 @@ def test_a_reader_keeps_its_moment(store: Store, path: Path, measurement: Make) 
     with Store.open(path, readonly=True) as reader:
         assert reader.count() == 2
     assert snapshot(path.parent) == before
+
+
+@pytest.mark.skipif(not locks.KNOWN, reason="the system has no locks that belong to a descriptor")
+def test_our_locks_are_on_the_very_bytes_that_sqlite_locks(tmp_path: Path) -> None:
+    """A hole in the tests: the places were our word alone. One byte beside them, and a writer does not see a reader."""
+    path = tmp_path / "plain.db"
+    with (
+        closing(sqlite3.connect(path, 0, isolation_level=None)) as sqlite,
+        open(path, "rb") as seen,
+        open(path, "rb") as ours,
+    ):
+        sqlite.execute("CREATE TABLE t (x)")
+        asking = locks.ReaderLock(seen.fileno())
+
+        def held() -> dict[int, int]:
+            """What others have locked, by byte."""
+            kinds = {at: asking.asked(fcntl.F_WRLCK, (at, 1)) for at in range(0x40000000 - 8, 0x40000000 + 600)}
+            return {at: kind for at, kind in kinds.items() if kind not in (fcntl.F_UNLCK, None)}
+
+        def places(kind: int, *given: tuple[int, int]) -> dict[int, int]:
+            return {first + each: kind for first, count in given for each in range(count)}
+
+        assert held() == {}
+        with locks.ReaderLock(ours.fileno()) as lock:
+            of_ours = held()
+            assert lock.free
+        assert held() == {}
+        sqlite.execute("BEGIN")
+        sqlite.execute("SELECT count(*) FROM t").fetchone()
+        assert held() == of_ours == places(fcntl.F_RDLCK, locks._SHARED)
+        assert not asking.writer()
+        sqlite.execute("INSERT INTO t VALUES (1)")
+        assert held() == of_ours | places(fcntl.F_WRLCK, locks._RESERVED)
+        assert asking.writer()
+        begun = held()
+        with locks.ReaderLock(ours.fileno()) as lock:
+            assert lock.free, "who has begun to write keeps no reader off"
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                sqlite.execute("COMMIT")
+            assert held() == begun | places(fcntl.F_WRLCK, locks._PENDING)
+            with locks.ReaderLock(seen.fileno()) as late:
+                assert not late.free, "who waits to write does"
+        sqlite.execute("COMMIT")
+        sqlite.execute("BEGIN EXCLUSIVE")
+        assert held() == places(fcntl.F_WRLCK, locks._PENDING, locks._RESERVED, locks._SHARED)
