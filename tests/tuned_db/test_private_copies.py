@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
+import math
 import os
 import sqlite3
 import subprocess
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from folders import names, snapshot
@@ -35,6 +36,15 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
+
+
+def pieces(file: BinaryIO) -> list[tuple[int, int]]:
+    """Where data begins and ends."""
+    size, found, end = os.fstat(file.fileno()).st_size, [], 0
+    while end < size and (piece := copying._data(file, end, size))[0] < size:
+        found.append(piece)
+        end = piece[1]
+    return found
 
 
 class TestCopies:
@@ -105,6 +115,22 @@ class TestCopies:
         assert copy.path.stat().st_size == 2**41
         assert copy.path.stat().st_blocks * 512 < 2**21
         copy.close()
+
+    @pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="the system knows no holes")
+    @pytest.mark.parametrize("data", [[(0, 1), (9, 1)], [(3, 2)], [(2, 1), (5, 1), (7, 4)], [(0, 12)], []], ids=str)
+    def test_holes_are_holes_in_the_copy(self, tmp_path: Path, data: list[tuple[int, int]]) -> None:
+        """A hole in the tests: what follows data was read and written with it. Data in pieces of half a MB each."""
+        source, target = tmp_path / "source", tmp_path / "target"
+        with open(source, "wb") as made:
+            for place, count in data:
+                made.seek(place * 2**19)
+                made.write(os.urandom(count * 2**19))
+            made.truncate(13 * 2**19 + 7)
+        with open(source, "rb") as file:
+            copying._pour(source, file, target, math.inf)
+        assert target.read_bytes() == source.read_bytes()
+        with open(source, "rb") as file, open(target, "rb") as copy:
+            assert pieces(copy) == pieces(file)
 
     def test_one_that_takes_too_long_is_given_up(self, store: Store, path: Path, private: Path) -> None:
         """A look-up has two seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from folders import names
 
 from flashtune.cli import main
-from flashtune.errors import DatabaseDamaged, DatabaseForeign, InvalidInput, StoreError
+from flashtune.errors import DatabaseDamaged, DatabaseForeign, DatabaseNotWritable, InvalidInput, StoreError
 from flashtune.tuned_db import restoring
 from flashtune.tuned_db.files import SCHEMA_VERSION
 from flashtune.tuned_db.keeping import back_up
@@ -199,6 +200,38 @@ def test_a_run_that_is_killed_loses_nothing_and_the_next_completes_it(
     assert sorted(each.read_bytes() for each in path.parent.iterdir() if each != saved) == before
     restore(saved, path)
     assert sessions(path) == ["first"]
+
+
+@pytest.mark.parametrize("moment", [0, 1, 2])
+def test_a_move_that_the_disk_refuses_is_one_error_and_loses_nothing(
+    killed: Path, saved: Path, path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """A hole in the tests: the refusal could be passed over, as if the backup were in its place."""
+    before = sorted(each.read_bytes() for each in path.parent.iterdir() if each != saved)
+    with monkeypatch.context() as patch:
+        moves = iter(range(moment))
+        rename = Path.rename
+
+        def renamed(self: Path, target: Path) -> Path:
+            if next(moves, None) is None:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+            return rename(self, target)
+
+        patch.setattr(Path, "rename", renamed)
+        with pytest.raises(DatabaseNotWritable) as caught:
+            restore(saved, path)
+    assert str(path) in str(caught.value)
+    assert os.strerror(errno.EROFS) in str(caught.value)
+    assert sorted(each.read_bytes() for each in path.parent.iterdir() if each != saved) == before
+    restore(saved, path)
+    assert sessions(path) == ["first"]
+
+
+def test_a_place_that_can_not_be_made_is_one_error(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DatabaseNotWritable, match=r"tuned\.db"):
+        restore(saved, tmp_path / "file" / "tuned.db")
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_the_command_says_where_what_was_there_is(killed: Path, saved: Path, path: Path) -> None:
