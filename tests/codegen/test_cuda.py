@@ -45,6 +45,17 @@ if hasattr(sys, "tried"):
 sys.tried = True
 {body}
 """
+# Another process makes the folder right after it was not there.
+MEANWHILE = """
+import os
+look = os.path.isdir
+def isdir(path):
+    there = look(path)
+    if not there and str(path).endswith("kernel_cache"):
+        os.makedirs(path)
+    return there
+os.path.isdir = isdir
+"""
 NO_USER = "import pwd\ndef unknown(uid): raise KeyError(uid)\npwd.getpwuid = unknown\n"
 
 UNUSABLE = ["/dev/null", "/dev/null/none", "/proc/none"]
@@ -104,6 +115,17 @@ def test_a_home_directory_that_works_is_left_to_cupy(library: Path, tmp_path: Pa
     default = tmp_path / "home" / ".cupy" / "kernel_cache"
     assert run(IMPORT, tmp_path, library, home=str(tmp_path / "home")) == str(default)
     assert run(OWN, tmp_path, library, home=str(tmp_path / "home")) == str(default), "it is there"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_home_directory_is_left_to_cupy_though_another_process_makes_the_folder(
+    library: Path, tmp_path: Path
+) -> None:
+    """A hole in the tests: of two processes that are the first, one would compile into a folder of flashtune's."""
+    (tmp_path / "home").mkdir()
+    default = tmp_path / "home" / ".cupy" / "kernel_cache"
+    assert run(MEANWHILE + IMPORT, tmp_path, library, home=str(tmp_path / "home")) == str(default)
+    assert default.is_dir()
     assert not (tmp_path / "cache").exists()
 
 
