@@ -34,7 +34,7 @@ def not_writable(path: Path, why: str, *, full: bool = False) -> DatabaseNotWrit
     advice = "Make room there, or pass" if full else "Pass"
     for folder in (_user_folder(), Path(tempfile.gettempdir())):
         existing = next(each for each in (folder, *folder.parents) if os.path.exists(each))
-        if os.access(existing, os.W_OK) and folder != path.parent:
+        if os.path.isdir(existing) and os.access(existing, os.W_OK) and folder != path.parent:
             place = folder / DATABASE_NAME
             return DatabaseNotWritable(
                 f"{shown_database(path)} can't be written: {why}. {advice} another path, e.g. --db {shown_path(place)}"

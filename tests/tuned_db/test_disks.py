@@ -6,6 +6,7 @@ import errno
 import os
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,27 @@ def test_a_full_disk_leaves_no_half_made_database(tmp_path: Path, monkeypatch: p
     with pytest.raises(DatabaseNotWritable, match=r"No space left on device\. Make room there, or pass"):
         Store.open(tmp_path / "tuned.db")
     assert snapshot(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("home", "will_do"),
+    [("there", True), ("new", True), ("new/and/deep", True), ("file", False), ("file/below", False)],
+)
+def test_the_place_that_an_error_names_would_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, will_do: bool
+) -> None:
+    """A hole in the tests: a folder of the user's that has yet to be made could be passed over. And one that can't be
+    made was named, as with HOME=/dev/null."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(disks, "_user_folder", lambda: tmp_path / home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    said = str(disks.not_writable(Path("/proc/tuned.db"), "it is read-only"))
+    place = Path(said.partition(" e.g. --db ")[2])
+    assert place == (tmp_path / home if will_do else tmp_path / "temporary") / "tuned.db"
+    with Store.open(place) as store:
+        assert store.count() == 0
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP])
