@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fakes import SECOND
 
 from flashtune.codegen.gpu import gpu_by_alias
@@ -96,3 +98,29 @@ def test_a_first_version_database_opens(tmp_path: Path, measurement: Make, predi
     assert store.predictions() == [prediction()]
     new = store.record(measurement(created=now()))
     assert store.measurements()[-1] == new
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))
+def test_an_old_database_that_is_only_read_holds_what_its_upgrade_holds(tmp_path: Path, version: int) -> None:
+    """A hole in the tests: what a version added could be passed over in a file of that very version."""
+    path = tmp_path / "tuned.db"
+    shutil.copy(ASSETS / f"v{version:04d}.db", path)
+    before = path.read_bytes()
+
+    def held(store: Store) -> dict[str, Any]:
+        rows = store.measurements()
+        return {
+            "measurements": rows,
+            "predictions": store.predictions(),
+            "arrivals": [dataclasses.replace(each, number=None) for each in store.arrivals()],
+            "removed": store.count_removed(),
+            "winners": [store.winner(each.problem, each.gpu_key) for each in rows],
+            "rejected": [store.rejected(each.problem.spec, each.gpu_key) for each in rows],
+        }
+
+    with Store.open(path, readonly=True) as reader:
+        as_it_is = held(reader)
+    assert path.read_bytes() == before
+    with Store.open(path) as upgraded:
+        assert held(upgraded) == as_it_is
+    assert path.read_bytes() != before or version == SCHEMA_VERSION
