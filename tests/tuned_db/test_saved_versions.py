@@ -19,6 +19,8 @@ from flashtune.tuned_db.store import Store
 
 Make = Callable[..., Any]
 ASSETS = Path(__file__).parents[1] / "upgrade_assets"
+GONE = "01935f6e-0000-7000-8000-00000000dead"
+"""A row that was removed, where that is known."""
 
 
 def test_every_saved_version_has_a_test() -> None:
@@ -50,8 +52,7 @@ def test_a_third_version_database_opens(tmp_path: Path, measurement: Make, solo:
         assert [(each.kind, each.source, each.new) for each in store.arrivals()] == [
             ("merge", "01935f6e-0000-7000-8000-00000000cafe", 4)
         ]
-        gone = "01935f6e-0000-7000-8000-00000000dead"
-        assert store.removed([gone]) == {gone}
+        assert store.removed([GONE]) == {GONE}
 
 
 def test_a_fourth_version_database_opens(tmp_path: Path) -> None:
@@ -62,6 +63,7 @@ def test_a_fourth_version_database_opens(tmp_path: Path) -> None:
         assert [each.status for each in store.measurements()] == ["ok", "ok", "wrong", "failed"]
         assert [(each.kind, each.number) for each in store.arrivals()] == [("merge", 1)]
         assert store.arrived() == {1: 4}
+        assert set(store.arrivals_of([each.id for each in store.measurements()]).values()) == {1}
 
 
 def test_the_first_schema_is_read_where_it_may_not_be_upgraded(tmp_path: Path, measurement: Make) -> None:
@@ -113,7 +115,7 @@ def test_an_old_database_that_is_only_read_holds_what_its_upgrade_holds(tmp_path
             "measurements": rows,
             "predictions": store.predictions(),
             "arrivals": [dataclasses.replace(each, number=None) for each in store.arrivals()],
-            "removed": store.count_removed(),
+            "removed": (store.count_removed(), store.removed([GONE])),
             "winners": [store.winner(each.problem, each.gpu_key) for each in rows],
             "rejected": [store.rejected(each.problem.spec, each.gpu_key) for each in rows],
         }
