@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fake_tuner import H100, ONE, TWO, Tuner, call
 from flashtune.codegen.gpu import gpu_by_alias
 from flashtune.codegen.model import default_config
 from flashtune.codegen.problem import Problem
+from flashtune.settings import database_path
 from flashtune.tuned_db import lookup
 from flashtune.tuned_db.captured import capture
 from flashtune.tuned_db.records import Choice
@@ -21,8 +23,9 @@ pytestmark = pytest.mark.usefixtures("tuner")
 
 
 @pytest.fixture
-def captured_problems(monkeypatch: pytest.MonkeyPatch) -> Callable[[Problem], None]:
-    """ONE and TWO were captured for the H100, ONE for another GPU too. Call it to say that a problem is tuned."""
+def captured_problems(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """ONE and TWO were captured for the H100, ONE for another GPU too. Call it to say that a problem is tuned, in the
+    database of the settings or in another one."""
     from flashtune.tuned_db import captured
 
     monkeypatch.setenv("FLASHTUNE_CAPTURE", "1")
@@ -30,18 +33,18 @@ def captured_problems(monkeypatch: pytest.MonkeyPatch) -> Callable[[Problem], No
     capture(ONE, H100.key)
     capture(TWO, H100.key)
     capture(ONE, gpu_by_alias("a100").key)
-    tuned: set[Problem] = set()
+    tuned: set[tuple[Problem, Path]] = set()
 
-    def find(problem: Problem, gpu: Any, store_path: Any = None) -> Choice:
-        level: Any = "exact" if problem in tuned else "predicted"
+    def find(problem: Problem, gpu: Any, store_path: Path | None = None) -> Choice:
+        level: Any = "exact" if (problem, store_path or database_path()) in tuned else "predicted"
         return Choice(config=default_config(problem, gpu), level=level, evidence="")
 
     monkeypatch.setattr(lookup, "find", find)
-    return tuned.add
+    return lambda problem, database=None: tuned.add((problem, database or database_path()))
 
 
 def test_captured_problems_of_this_gpu_are_tuned_and_the_rest_is_named(
-    captured_problems: Callable[[Problem], None], tuner: Tuner
+    captured_problems: Callable[..., None], tuner: Tuner
 ) -> None:
     output = call("--captured").output
     assert set(tuner.problems) == {ONE, TWO}
@@ -50,14 +53,12 @@ def test_captured_problems_of_this_gpu_are_tuned_and_the_rest_is_named(
     assert f"Captured for other GPUs: 1 for {gpu_by_alias('a100').key}" in output
 
 
-def test_captured_problems_are_measured_on_a_cluster(
-    captured_problems: Callable[[Problem], None], tuner: Tuner
-) -> None:
+def test_captured_problems_are_measured_on_a_cluster(captured_problems: Callable[..., None], tuner: Tuner) -> None:
     assert json.loads(call("--captured", "--ray", "auto", "--json").stdout)["measured"]
     assert set(tuner.problems) == {ONE, TWO}
 
 
-def test_what_is_tuned_is_not_tuned_again(captured_problems: Callable[[Problem], None], tuner: Tuner) -> None:
+def test_what_is_tuned_is_not_tuned_again(captured_problems: Callable[..., None], tuner: Tuner) -> None:
     captured_problems(ONE)
     document = json.loads(call("--captured", "--json").stdout)["captured"]
     assert tuner.problems == [TWO]
@@ -68,10 +69,21 @@ def test_what_is_tuned_is_not_tuned_again(captured_problems: Callable[[Problem],
     assert document["unreadable_lines"] == 0
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_where_all_is_tuned_nothing_runs(
-    captured_problems: Callable[[Problem], None], tuner: Tuner, as_json: bool
+def test_what_counts_as_tuned_is_tuned_in_the_database_that_is_named(
+    captured_problems: Callable[..., None], tuner: Tuner, tmp_path: Path
 ) -> None:
+    """A hole in the tests: a fake that answered for any database let the one of the settings be asked instead."""
+    captured_problems(ONE)
+    captured_problems(TWO, tmp_path / "other.db")
+    call("--captured", "--db", str(tmp_path / "other.db"))
+    assert tuner.problems == [ONE]
+    tuner.asked.clear()
+    call("--captured")
+    assert tuner.problems == [TWO]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_where_all_is_tuned_nothing_runs(captured_problems: Callable[..., None], tuner: Tuner, as_json: bool) -> None:
     captured_problems(ONE)
     captured_problems(TWO)
     result = call("--captured", *(["--json"] if as_json else []))
@@ -83,7 +95,7 @@ def test_where_all_is_tuned_nothing_runs(
 
 
 def test_a_problem_that_the_family_does_not_serve_is_passed_over(
-    captured_problems: Callable[[Problem], None], tuner: Tuner
+    captured_problems: Callable[..., None], tuner: Tuner
 ) -> None:
     output = call("--captured", "--family", "sm80_fwd").output
     assert len(tuner.problems) == 2
