@@ -128,11 +128,23 @@ def test_a_default_cache_of_an_earlier_version_is_closed_to_others(
     assert not warnings(caplog)
 
 
-def test_a_default_cache_that_others_may_read_stays_as_it_is(default: Path) -> None:
-    default.mkdir(parents=True)
-    default.chmod(0o755)
-    write_entry(CUBINS, "a", b"1")
-    assert mode(default) == 0o755
+@pytest.mark.parametrize("given", [0o755, 0o750, 0o711, 0o700, 0o555, 0o500])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_cache_that_others_may_not_write_stays_as_it_is(
+    default: Path, root: Path, monkeypatch: pytest.MonkeyPatch, named: bool, given: int
+) -> None:
+    """A hole in the tests: one that its user has closed against writing could be opened for it again."""
+    if named:
+        monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(root))
+    place = root if named else default
+    place.mkdir(parents=True)
+    place.chmod(given)
+    try:
+        write_entry(CUBINS, "a", b"1")
+        assert read_entry(CUBINS, "a") == b"1", "where it can't be written another folder serves"
+        assert mode(place) == given
+    finally:
+        place.chmod(0o700)
 
 
 def test_a_root_may_be_a_link_of_its_user(root: Path, tmp_path: Path) -> None:
