@@ -83,17 +83,32 @@ class Ranked(NamedTuple):
         """Orders the variants of one stage, the fastest first; a tie set is led by the first."""
         return self.ratio is None, self.median_us if self.ratio is None else self.ratio, self.variant
 
+    @property
+    def farthest(self) -> float:
+        """A ratio beyond which nothing is tied with this one; rather a little more, as sums are rounded."""
+        assert self.ratio is not None
+        low, high = self._ends  # who left a final early may have a ratio above both
+        return math.inf if self._is_default else max(high + (high - low) / 2, self.ratio * (1 + ALIKE)) * (1 + 1e-9)
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        assert self.ratio is not None
+        return (self.ratio if self.low is None else self.low), (self.ratio if self.high is None else self.high)
+
+    @property
+    def _is_default(self) -> bool:
+        """Its interval has no width, as it is compared with itself."""
+        return self.low == self.high == 1
+
     def tied_with(self, leader: Ranked) -> bool:
         """Rule 5."""
         assert self.ratio is not None
         assert leader.ratio is not None
-        own = self.ratio - (self.ratio if self.low is None else self.low)
-        high = leader.ratio if leader.high is None else leader.high
-        width = high - (leader.ratio if leader.low is None else leader.low)
+        own = self.ratio - self._ends[0]
+        low, high = leader._ends
         if len(self.left & leader.stayed) > len(self.stayed & leader.stayed):
             return False
-        is_default = leader.low == leader.high == 1  # its interval has no width, as it is compared with itself
-        reach = own if is_default else min(own, width / 2)
+        reach = own if leader._is_default else min(own, (high - low) / 2)
         return self.ratio - reach <= high or self.ratio <= leader.ratio * (1 + ALIKE)
 
 

@@ -37,10 +37,11 @@ The same rows in any order give the same winner, on every machine with the same 
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from flashtune.codegen.config import Config
 
@@ -180,13 +181,22 @@ def _by_session(found: Sequence[Ranked]) -> list[Ranked]:
 
 
 def _tie_sets(compared: Iterable[Ranked]) -> Iterator[Ranked]:
-    """Rules 4 to 6."""
+    """Rules 4 to 6. Databases of others may have very many variants, so each set looks only at those it can have."""
     waiting = sorted(compared, key=lambda each: each.speed)
-    while leader := next((each for each in waiting if each.may_win), None):
-        tied = [each for each in waiting if each.tied_with(leader)]
-        if len(tied) > MOST_TIED:
-            tied = sorted(tied, key=lambda each: (each is not leader, not each.may_win, each.speed))[:MOST_TIED]
-        able = sorted((each for each in tied if each.may_win), key=lambda each: (each.needs, each.variant))
-        yield from (each._replace(tied=len(tied)) for each in able)
-        taken = {each.variant for each in tied}
-        waiting = [each for each in waiting if each.variant not in taken]
+    able = {each.variant: each for each in waiting if each.may_win}
+    others = {each.variant: each for each in waiting if each.variant not in able}
+    while leader := next(iter(able.values()), None):
+        tied = _tied(able, leader, MOST_TIED)
+        more = _tied(others, leader, MOST_TIED - len(tied))
+        count = len(tied) + len(more)
+        yield from (each._replace(tied=count) for each in sorted(tied, key=lambda each: (each.needs, each.variant)))
+        for each in tied:
+            del able[each.variant]
+        for each in more:
+            del others[each.variant]
+
+
+def _tied(waiting: Mapping[Variant, Ranked], leader: Ranked, most: int) -> list[Ranked]:
+    """The fastest that are tied with ``leader``, of those that wait in the order of their speed."""
+    within = itertools.takewhile(lambda each: each.speed[1] <= leader.farthest, waiting.values())
+    return list(itertools.islice((each for each in within if each.tied_with(leader)), most))

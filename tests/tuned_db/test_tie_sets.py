@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ import pytest
 
 from flashtune.tuned_db import winners
 from flashtune.tuned_db.exchange import read_export, write_bundled
-from flashtune.tuned_db.ranked import ALIKE
-from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES
+from flashtune.tuned_db.ranked import ALIKE, Ranked
+from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, new_id
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.winners import fastest, rank
 
@@ -170,6 +172,41 @@ def test_a_tie_set_ends_somewhere(final: Make, monkeypatch: pytest.MonkeyPatch) 
     assert [each.tied for each in ranked] == [8] * 8 + [4] * 4
     assert ranked[0].config == rows[7].config
     assert ranked[8].config == rows[11].config
+
+
+def plainly(ranked: list[Ranked]) -> list[Ranked]:
+    """Rules 4 to 6 word for word: each set is taken of all that wait."""
+    waiting, found = sorted(ranked, key=lambda each: each.speed), []
+    while leader := next((each for each in waiting if each.may_win), None):
+        tied = [each for each in waiting if each.tied_with(leader)]
+        tied = sorted(tied, key=lambda each: (each is not leader, not each.may_win, each.speed))[: winners.MOST_TIED]
+        able = sorted((each for each in tied if each.may_win), key=lambda each: (each.needs, each.variant))
+        found += [each._replace(tied=len(tied)) for each in able]
+        waiting = [each for each in waiting if each not in tied]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sets_are_those_of_the_rules_word_for_word(final: Make, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of intervals as wide as a set and narrow ones, finals that were left early, and several that claim to be the
+    default."""
+    draw = random.Random(seed)
+    monkeypatch.setattr(winners, "MOST_TIED", draw.choice([2, 5, 32]))
+    rows = [final(16, 1.0, 0.0, order=each, rounds=50) for each in ("plain", "reversed")]
+    for block, stages, order in VARIANTS[2:]:
+        ratio, half = draw.choice([0.8, 0.9, 0.995, draw.uniform(0.7, 1.1)]), draw.choice([0, 0.002, 0.03, 0.2])
+        changes = {"rounds": draw.choice([18, 50]), "session": draw.choice("ab"), "registers": draw.choice([64, 128])}
+        rows.append(final(block, ratio, half, stages=stages, order=order, **changes))
+    assert rank(rows) == plainly(winners.variants(rows))
+
+
+def test_very_many_variants_are_ranked_in_a_moment(final: Make) -> None:
+    """A database of some MB may hold them for one problem, and `attention()` looks into it."""
+    one = final(16, 0.9, 0.01)
+    rows = [dataclasses.replace(one, id=new_id(), source_digest=f"{number:064x}") for number in range(20_000)]
+    start = time.process_time()
+    assert len(rank(rows)) == len(rows)
+    assert time.process_time() - start < 10, "0.5 s; where each set is taken of all that wait, more than 20"
 
 
 def test_several_finals_count_by_the_median_of_their_intervals(final: Make) -> None:
