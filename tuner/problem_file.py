@@ -127,10 +127,11 @@ def _json(text: str, name: str) -> object:
 
 
 def _named_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    named = dict(pairs)
-    if len(named) != len(pairs):
-        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
-        raise ValueError(f"{shown(twice)} stands twice in one problem")
+    named: dict[str, object] = {}
+    for name, got in pairs:
+        if name in named:
+            raise ValueError(f"{shown(name)} stands twice in one problem")
+        named[name] = got
     return named
 
 
