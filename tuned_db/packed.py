@@ -24,7 +24,10 @@ SUFFIX = ".gz"
 PLAIN_LIMIT = 2 * 2**30
 """Bytes of an export."""
 UNPACKED_LIMIT = 512 * 2**20
-"""Bytes of a packed export when unpacked, where a small file may turn out large: about 700 000 rows."""
+"""Bytes of a packed export when unpacked: about 700 000 rows."""
+UNPACKED_SMALL, UNPACKED_TIMES = 2**25, 128
+"""Bytes that any packed export may have when unpacked, and how many for each of its own: measurements have 8 to 10, and
+one row again and again, under other ids, 37. Gzip can have 1032, so half a megabyte would fill `UNPACKED_LIMIT`."""
 ROWS_LIMIT = 2_000_000
 """Lines of an export: many short ones would take much more memory than their bytes."""
 
@@ -32,6 +35,7 @@ _MAGIC = b"\x1f\x8b"
 # Deflate, no name, no date, of an unknown system: nothing of where and when it was made.
 _HEAD = _MAGIC + b"\x08\x00" + bytes(4) + b"\x00\xff"
 _PIECE = 2**16
+_NO_EXPORT = "when unpacked, which no packed export has. If you trust it, gunzip it first"
 
 
 def is_packed_name(path: Path) -> bool:
@@ -44,7 +48,13 @@ def file_content(path: Path, text: bytes) -> bytes:
     packed = is_packed_name(path)
     limit, lines = UNPACKED_LIMIT if packed else PLAIN_LIMIT, text.count(b"\n")
     if len(text) <= limit and lines <= ROWS_LIMIT:
-        return pack(text) if packed else text
+        content = pack(text) if packed else text
+        if packed and len(text) > _most(len(content)):
+            raise InvalidInput(
+                f"{shown_path(path)} would have more than {UNPACKED_TIMES} times its bytes when unpacked, which is "
+                "refused where it is read: choose a name that ends in .jsonl"
+            )
+        return content
     way_out = "choose a name that ends in .jsonl" if packed and lines <= ROWS_LIMIT else "export one --gpu at a time"
     raise InvalidInput(
         f"{shown_path(path)} would have {len(text)} bytes and {lines} lines{' when unpacked' if packed else ''}, and "
@@ -82,9 +92,8 @@ def read(path: Path, line_limit: int) -> bytes:
         if start != _MAGIC:
             pieces = itertools.chain([start], iter(lambda: file.read(_PIECE), b""))
             return _as_written(_bounded(path, pieces, PLAIN_LIMIT, "", line_limit))
-        wrong = "when unpacked, which no packed export has. If you trust it, gunzip it first"
         try:
-            return _as_written(_bounded(path, _inflated(path, start, file), UNPACKED_LIMIT, wrong, line_limit))
+            return _as_written(_bounded(path, _inflated(path, start, file), UNPACKED_LIMIT, _NO_EXPORT, line_limit))
         except zlib.error as error:
             raise _damaged(path, error) from error
 
@@ -109,16 +118,28 @@ def _bounded(path: Path, pieces: Iterable[bytes], limit: int, remark: str, line_
 def _inflated(path: Path, start: bytes, file: IO[bytes]) -> Iterator[bytes]:
     inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     packed = start
+    taken, made = len(start), 0
     while not inflate.eof:
         piece = inflate.decompress(packed, _PIECE)
+        made += len(piece)
+        if made > _most(taken):
+            raise InvalidInput(f"{shown_path(path)} has more than {UNPACKED_TIMES} times its bytes {_NO_EXPORT}")
         yield piece
-        packed = inflate.unconsumed_tail or file.read(_PIECE)
+        packed = inflate.unconsumed_tail
+        if not packed:
+            packed = file.read(_PIECE)
+            taken += len(packed)
         if not packed and not piece and not inflate.eof:
             raise InvalidInput(f"{shown_path(path)}: the gzip file is cut off")
     if inflate.unused_data or packed:
         raise InvalidInput(
             f"{shown_path(path)}: something follows the end of the gzip file; it must be one export alone"
         )
+
+
+def _most(packed: int) -> int:
+    """Bytes that so many packed ones may have when unpacked."""
+    return max(UNPACKED_SMALL, UNPACKED_TIMES * packed)
 
 
 def _as_written(text: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import random
 import tracemalloc
@@ -15,7 +16,7 @@ import pytest
 from flashtune.errors import InvalidInput
 from flashtune.tuned_db import packed
 from flashtune.tuned_db.exchange import LINE_LIMIT, read_export, read_header, write_export
-from flashtune.tuned_db.records import Measurement
+from flashtune.tuned_db.records import Measurement, new_id
 from flashtune.tuned_db.store import Store
 from flashtune.tuned_db.union import Added, add_file, export_database
 
@@ -138,6 +139,38 @@ def test_what_could_not_be_read_again_is_not_written(
         write_export(rows, tmp_path / "rows.gz", origin="here")
     assert list(tmp_path.iterdir()) == []
     write_export(rows, tmp_path / "rows.jsonl", origin="here")
+
+
+def test_a_small_file_can_t_turn_out_to_be_hundreds_of_megabytes(tmp_path: Path) -> None:
+    """Half a megabyte of gzip is that much of spaces, in lines that are not too long."""
+    file = tmp_path / "bomb.gz"
+    file.write_bytes(gzip.compress((b" " * 60_000 + b"\n") * 2000))
+    assert file.stat().st_size < 2**18
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=r"bomb\.gz has more than 128 times its bytes when unpacked"):
+            read_export(file)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * packed.UNPACKED_SMALL
+
+
+def test_one_row_again_and_again_is_written_and_read_packed(
+    tmp_path: Path, rows: list[Measurement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rows are more alike than these, which differ in their ids alone."""
+    monkeypatch.setattr(packed, "UNPACKED_SMALL", 0)
+    alike = [dataclasses.replace(rows[0], id=new_id()) for _ in range(2000)]
+    file = tmp_path / "rows.jsonl.gz"
+    write_export(alike, file, origin="here")
+    assert len(read_export(file).measurements) == len(alike)
+    monkeypatch.setattr(packed, "UNPACKED_TIMES", 2)
+    with pytest.raises(InvalidInput, match="more than 2 times its bytes when unpacked"):
+        read_export(file)
+    with pytest.raises(InvalidInput, match=r"choose a name that ends in \.jsonl"):
+        write_export(alike, tmp_path / "other.gz", origin="here")
+    assert list(tmp_path.iterdir()) == [file]
 
 
 BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
