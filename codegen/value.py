@@ -16,6 +16,9 @@ from flashtune.errors import InvalidInput, InvalidType
 T = TypeVar("T")
 Scalar = int | float | bool | str
 
+NAMED = 5
+"""Names of data of others that a message has."""
+
 _known_fields: dict[type, dict[str, dataclasses.Field[Any]]] = {}
 
 _TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
@@ -63,6 +66,12 @@ def printable(text: str, limit: int = 400) -> str:
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
+def listed(names: list[str]) -> str:
+    """Names that data of others holds, for a message: there may be thousands."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
 def check_types(value: Any) -> None:
     """Raises :class:`InvalidType` for the first field that does not hold exactly its type: True is no int."""
     for name, field in _fields(type(value)).items():
@@ -78,7 +87,7 @@ def from_json(cls: type[T], data: Mapping[str, object]) -> T:
     what = cls.__name__
     unknown = sorted(shown(name).strip("'") for name in data if name not in fields)
     if unknown:
-        raise InvalidInput(f"{what} has no field {', '.join(unknown)}. Known: {', '.join(fields)}")
+        raise InvalidInput(f"{what} has no field {listed(unknown)}. Known: {', '.join(fields)}")
     for name, field in fields.items():
         if name not in data:
             if field.default is dataclasses.MISSING:

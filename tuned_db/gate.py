@@ -52,7 +52,7 @@ def measurement_from_json(data: object) -> Measurement:
         raise InvalidInput(f"a measurement is a JSON object, not {show(data)}")
     unknown = sorted(show(name) for name in data if name not in _KNOWN)
     if unknown:
-        raise InvalidInput(f"a measurement has no field {', '.join(unknown)}")
+        raise InvalidInput(f"a measurement has no field {value.listed(unknown)}")
     missing = sorted(_NEEDED - data.keys())
     if missing:
         raise InvalidInput(f"a measurement needs {', '.join(missing)}")

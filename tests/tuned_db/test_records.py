@@ -147,6 +147,15 @@ def test_untrusted_data_gets_a_reason(measurement: Make, changes: dict[str, Any]
         measurement_from_json(to_json(measurement()) | changes)
 
 
+@pytest.mark.parametrize("place", ["", "problem", "config"])
+def test_of_thousands_of_unknown_fields_a_few_are_named(measurement: Make, place: str) -> None:
+    row = to_json(measurement())
+    (row[place] if place else row).update({f"more{number}": 1 for number in range(5000)})
+    with pytest.raises(InvalidInput, match=r"no field '?more0'?, .* and 4995 more") as caught:
+        measurement_from_json(row)
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("name", ["id", "problem", "config", "family", "status"])
 def test_a_missing_field_is_named(measurement: Make, name: str) -> None:
     data = to_json(measurement())
