@@ -31,6 +31,15 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
+@pytest.mark.parametrize("command", [["info"], ["list"], ["tune", "--captured"]], ids=str)
+def test_a_database_that_is_the_root_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    """It is a path without a name, beside which nothing can be."""
+    monkeypatch.setenv("FLASHTUNE_DB", "/")
+    ended = CliRunner().invoke(main, command)
+    assert ended.exit_code == 1
+    assert "FLASHTUNE_DB=/ must be the path of a file" in ended.output
+
+
 @linux
 def test_home_is_the_last_resort(tmp_path: Path) -> None:
     assert settings.database_path() == tmp_path / "home/.local/share/flashtune/tuned.db"

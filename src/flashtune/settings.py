@@ -99,6 +99,8 @@ _START = _start_directory()
 def database_path() -> Path:
     """Absolute path of the tuning database. Neither it nor its directory needs to exist."""
     explicit = _path_setting("FLASHTUNE_DB")
+    if explicit is not None and not explicit.name:
+        raise InvalidInput(f"FLASHTUNE_DB={explicit} must be the path of a file, such as {explicit / DATABASE_NAME}")
     return explicit or _user_path(platformdirs.user_data_path, "XDG_DATA_HOME", "FLASHTUNE_DB") / DATABASE_NAME
 
 
