@@ -88,12 +88,13 @@ def test_a_new_file_has_the_mode_that_was_asked_for(tmp_path: Path, mask: int) -
     assert mode(tmp_path / "given") == 0o666 & ~mask
 
 
-def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [0o640, 0o777, *(0o600 | 1 << bit for bit in range(9))], ids=oct)
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path, given: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    path.chmod(0o640)
+    path.chmod(given)
     write_whole(path, b"new", mode=SHARED)
-    assert (path.read_bytes(), mode(path)) == (b"new", 0o640)
+    assert (path.read_bytes(), mode(path)) == (b"new", given)
 
 
 def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:

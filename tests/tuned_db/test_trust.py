@@ -100,6 +100,8 @@ def test_two_agree_by_their_intervals_or_their_ratios(one: Claim, other: Claim, 
         ((0.8, 0.8, 0.8, 0.9, 0.9), "verified"),
         ((0.7, 0.8, 0.9), "disputed"),
         ((0.7, 0.8, 0.8, 0.9), "disputed"),
+        ((0.8, 0.806, 0.812, 0.9), "verified"),  # of the two in the middle one agrees with two others
+        ((0.7, 0.8, 0.806, 0.812), "verified"),
     ],
     ids=str,
 )
