@@ -80,8 +80,8 @@ def compiled(source: Source, arch: str, *, refresh: bool = False) -> Compiled:
 
 
 def cache_key(source: Source, arch: str) -> str:
-    """SHA-256 over all that decides what the compiler makes: source text, options, architecture, NVRTC version."""
-    parts = [FORMAT, source.text, list(OPTIONS), arch, nvrtc_version()]
+    """SHA-256 over all that decides what the compiler makes: kernel, headers, options, architecture, NVRTC version."""
+    parts = [FORMAT, source.text, source.headers, list(OPTIONS), arch, nvrtc_version()]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

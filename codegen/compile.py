@@ -144,7 +144,8 @@ def _nvrtc() -> Any:
 def _run(source: Source, options: tuple[str, ...]) -> tuple[bytes | None, str, str]:
     """The cubin (None if NVRTC refused), the log, and NVRTC's own word for the error."""
     nvrtc = _nvrtc()
-    program = nvrtc.createProgram(source.text, source.name, [], [])
+    names, texts = [name.encode() for name, _ in source.headers], [text.encode() for _, text in source.headers]
+    program = nvrtc.createProgram(source.text, source.name, texts, names)
     try:
         try:
             nvrtc.compileProgram(program, options)
@@ -181,7 +182,7 @@ def _save(source: Source, arch: str) -> tuple[Path | None, str]:
     """Keeps a refused source for inspection. Returns its path (None if it can't be kept) and a line that says so."""
     name = f"{source.name.split('.')[0]}-{arch}-{source.digest[:12]}.cu"
     try:
-        path = save_entry(FAILED, name, source.text.encode())
+        path = save_entry(FAILED, name, source.expanded().encode())
     except InvalidInput as error:
         return None, f"The source could not be saved: {error}"
     except OSError as error:

@@ -13,7 +13,7 @@ from flashtune.codegen.cache import compiled
 from flashtune.codegen.cuda import Module, driver, runtime
 from flashtune.codegen.gpu import Gpu
 from flashtune.codegen.problem import Spec
-from flashtune.codegen.render import Source, environment
+from flashtune.codegen.render import Source, templates
 
 from .memory import Arena, download
 
@@ -45,8 +45,7 @@ class Difference:
 
 def compare_source(spec: Spec) -> Source:
     """The source of the comparison kernel for results of ``spec``."""
-    template = environment().get_template("compare.cu.jinja")
-    return Source("compare.cu", template.render(element=_ELEMENTS[spec.output], head_dim=spec.value_dim))
+    return templates().render("compare.cu.jinja", {"element": _ELEMENTS[spec.output], "head_dim": spec.value_dim})
 
 
 class Comparer:

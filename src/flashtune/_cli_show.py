@@ -81,7 +81,7 @@ def show_source(
     plan = family(config.family).plan(problem, config, gpu)
     click.echo(f"// {problem} on {gpu}: {config}")
     for kernel in plan.kernels:
-        click.echo(kernel.source.text if lines else kernel.source.readable(), nl=False)
+        click.echo(kernel.source.expanded() if lines else kernel.source.readable(), nl=False)
 
 
 def show_info() -> None:

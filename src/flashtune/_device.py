@@ -122,7 +122,7 @@ class CudaLayer:
             ) from error
 
     def load(self, plan: Plan, device: int, capturing: bool) -> Loaded:
-        key = (device, plan.gpu.arch, *((each.source.text, each.entry, each.shared_memory) for each in plan.kernels))
+        key = (device, plan.gpu.arch, *((each.source, each.entry, each.shared_memory) for each in plan.kernels))
         first = self._loaded.get(key)
         if first is None:
             if capturing and self._runtime.driverGetVersion() < LOADS_IN_CAPTURE:

@@ -1,6 +1,8 @@
 // The two matrix products of attention on CUDA cores, with the loads and the row reductions around them. Needs: the
 // parameters and mask of the family, types.cuh.
 
+#pragma once
+
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T at[kCount];

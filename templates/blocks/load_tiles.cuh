@@ -1,6 +1,8 @@
 // What a thread block has in shared memory, and the thread that fills it by TMA. Needs: the parameters of the family,
 // scheduler_persistent.cuh, wgmma_attention.cuh, pipeline.cuh.
 
+#pragma once
+
 struct TensorMaps {
   const TensorMap* q;  // boxes of kWarpgroupRows lines of a panel
   const TensorMap* k;  // of kBlockN lines

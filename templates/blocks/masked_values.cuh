@@ -2,6 +2,8 @@
 // product P V therefore lets such values into rows that don't see them. That is rare, and found out at the end: rows of a
 // warp whose output is not finite are then computed once more, from the keys that they see. Needs: load_tiles.cuh.
 
+#pragma once
+
 // Element 0 of query 0 and key 0 of the tile's heads.
 struct HeadPointers {
   const u16* q;

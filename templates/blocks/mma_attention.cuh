@@ -4,6 +4,8 @@
 // Fragments (g = lane / 4, t = lane % 4): scores[m][n][2 * half + e] is row 16 m + g + 8 half, column 8 n + 2 t + e of
 // the warp's rows. Two neighbouring score tiles, packed to 16 bits, are the A operand of the second product.
 
+#pragma once
+
 constexpr int kThreads = kNumWarps * 32;
 constexpr int kRowsPerWarp = kBlockM / kNumWarps;
 constexpr int kRowTiles = kRowsPerWarp / 16;

@@ -5,6 +5,8 @@
 // first. With kDynamic a block takes the next number when it is done with one, from a counter in the workspace that is 0
 // at the launch. Else blocks take them to and fro (0 1 2, 2 1 0, 0 1 2, ...), or just one each where the grid has as many
 // blocks as there are tiles.
+
+#pragma once
 struct alignas(16) Tile {
   int row_begin;
   int head;

@@ -5,6 +5,8 @@
 // The workspace: one counter per tile, 0 at the launch; then, for each tile and part, what each thread holds, as float4:
 // O by fragment, then (m, m, l, l) of its two rows, by row tile.
 
+#pragma once
+
 constexpr int kPartFragments = kRowTiles * (kOutTiles + 1);
 
 // Of the counters, rounded up, so that the parts start on 256 bytes. As in codegen/families/sm80_fwd.py.

@@ -5,6 +5,8 @@
 // is row 16 w + g + 8 half and column 8 i + 2 t + e. Packed to 16 bits, 16 neighbouring columns are an A operand.
 //
 // In shared memory a tile is a row of panels, as wide as a swizzled line is long: a row of a panel is one line.
+
+#pragma once
 template <int kColumns>
 struct Panels {
   static constexpr int kPadded = (kColumns + 31) / 32 * 32;

@@ -18,6 +18,8 @@
 // In a K-major row the next 16 of K are 32 bytes further: hardware permutes absolute addresses, so the start may lie
 // inside of the first row.
 
+#pragma once
+
 // Codes of the descriptor: not those of tensor maps.
 enum class MatrixSwizzle : u32 { kNone = 0, k128 = 1, k64 = 2, k32 = 3 };
 

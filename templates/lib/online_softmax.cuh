@@ -4,6 +4,8 @@
 // Scores are used as they come from Q K^T. With c = scale * log2(e), the weight of a score s against the row's
 // reference m is 2^((s - m) c). Any m gives the same result; the running maximum keeps weights at or below 1.
 
+#pragma once
+
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));

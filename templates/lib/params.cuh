@@ -5,6 +5,8 @@
 // seqlen_q), or null if not wanted.
 // workspace: device memory of this launch alone, laid out by the family, or null; num_splits: thread blocks that share
 // the keys of one tile of queries; heads_per_section: heads whose tiles are listed together, where blocks take several.
+
+#pragma once
 struct Params {
   const void* q;
   const void* k;

@@ -3,6 +3,8 @@
 // A stage has two mbarriers: `full` completes when its bytes have come, `empty` when every warp that reads it has
 // released it. Both sides count tiles over the whole life of the thread block: the parities must not start anew.
 
+#pragma once
+
 // Tile i of a ring: it lies in stage i % kStages, and its phase is i / kStages.
 template <int kStages>
 struct Turn {

@@ -1,6 +1,8 @@
 // One function per PTX instruction that the templates use. Inline asm stands here and nowhere else, so that a host
 // build can replace this file.
 
+#pragma once
+
 // Shared-memory address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));

@@ -3,6 +3,8 @@
 //
 // Shared-memory addresses are 32 bits (shared_address()); barriers are mbarriers, 8 bytes of shared memory on 8 bytes.
 
+#pragma once
+
 // What cuTensorMapEncodeTiled writes (codegen/tensor_map.py). A kernel takes it as `const __grid_constant__ TensorMap`
 // and passes its address on: a copy is no tensor map.
 struct alignas(64) TensorMap {

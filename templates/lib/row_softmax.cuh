@@ -9,6 +9,8 @@
 // scores are weighed unseen, surpassed() tells behind them whether they were too large; they must then be there to be
 // weighed again.
 
+#pragma once
+
 struct RowSoftmax {
   static constexpr float kLargestGrowth = 8.0f;  // powers of 2
   static constexpr float kLargestWeight = 256.0f;

@@ -1,5 +1,7 @@
 // Tiles of 16-bit elements in shared memory, moved in chunks of 16 bytes (8 elements). Needs types.cuh, ptx.cuh.
 
+#pragma once
+
 // A row-major tile of kRows x kCols elements; kCols is a multiple of 16.
 //
 // The chunks of a row are permuted by XOR with bits of the row number, so that 8 consecutive rows of one logical chunk

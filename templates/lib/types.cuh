@@ -1,5 +1,7 @@
 // Names for the types that kernels use. No CUDA header is included anywhere: NVRTC finds none without a toolkit.
 
+#pragma once
+
 using u16 = unsigned short;
 using u32 = unsigned int;
 using i64 = long long;

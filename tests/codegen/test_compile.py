@@ -46,7 +46,7 @@ SPILLING = Source(
 )
 WRONG = Source(
     "wrong.cu",
-    'extern "C" __global__ void wrong(float* data) {\n#line 12 "templates/blocks/mask.cuh.jinja"\n'
+    'extern "C" __global__ void wrong(float* data) {\n#line 12 "templates/blocks/mask.cuh"\n'
     + "".join(f"  data[{number}] = missing_{number};\n" for number in range(20))
     + "}\n",
 )
@@ -229,7 +229,7 @@ def test_an_error_names_the_template_and_keeps_the_source(tmp_path: Path) -> Non
     error = caught.value
     lines = str(error).splitlines()
     assert lines[0].startswith(f"NVRTC {nvrtc_version()} refused wrong.cu for sm_90a")
-    assert lines[1].strip().startswith('templates/blocks/mask.cuh.jinja(12): error: identifier "missing_0"')
+    assert lines[1].strip().startswith('templates/blocks/mask.cuh(12): error: identifier "missing_0"')
     assert len(lines) < 12
     assert "missing_19" in error.log
     assert error.source_path is not None

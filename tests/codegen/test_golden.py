@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from flashtune.codegen.families.sm80_fwd import Sm80FwdConfig
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
 from flashtune.codegen.family import family
 from flashtune.codegen.problem import Spec
-from flashtune.codegen.render import render_source
+from flashtune.codegen.render import Source, render_source, without_directives
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -98,23 +100,41 @@ POINTS: dict[str, tuple[Spec, Config]] = {
     ),
 }
 
+WITH_PRODUCTS = ("sm90_fwd-bfloat16-d128", "sm90_fwd-float16-d72-two-blocks")
+"""Points whose matrix products are kept, too: they are the one generated header."""
 
-def generated(spec: Spec, config: Config) -> str:
+
+def rendered(spec: Spec, config: Config) -> Source:
     rules = family(config.family)
-    source = render_source(rules.name, spec, config, rules.names(config, spec))
-    return f"// {spec}\n// {config}\n{source.readable()}"
+    return render_source(rules.name, spec, config, rules.names(config, spec))
 
 
-@pytest.mark.parametrize("name", POINTS)
+def kernel(spec: Spec, config: Config) -> str:
+    """The kernel file, and the digest of all code, which also tells of a change in a header."""
+    source = rendered(spec, config)
+    return f"// {spec}\n// {config}\n// digest {source.digest}\n{without_directives(source.text)}"
+
+
+def products(spec: Spec, config: Config) -> str:
+    """The one header that is generated."""
+    return without_directives(dict(rendered(spec, config).headers)["lib/wgmma.cuh"])
+
+
+FILES: dict[str, Callable[[], str]] = {
+    **{f"{name}.cu": functools.partial(kernel, *point) for name, point in POINTS.items()},
+    **{f"{name}-wgmma.cuh": functools.partial(products, *POINTS[name]) for name in WITH_PRODUCTS},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_generated_source_is_as_kept(name: str, update_golden: bool) -> None:
-    path = GOLDEN / f"{name}.cu"
-    now = generated(*POINTS[name])
+    path, now = GOLDEN / name, FILES[name]()
     if update_golden:
         path.write_text(now, encoding="utf-8")
     kept = path.read_text(encoding="utf-8") if path.exists() else ""
-    drift = "".join(difflib.unified_diff(kept.splitlines(True), now.splitlines(True), str(path.name), "generated now"))
+    drift = "".join(difflib.unified_diff(kept.splitlines(True), now.splitlines(True), name, "generated now"))
     assert not drift, f"{drift}\nIf this is meant: make golden"
 
 
 def test_every_golden_has_its_point() -> None:
-    assert {path.stem for path in GOLDEN.glob("*.cu")} == set(POINTS)
+    assert {path.name for path in GOLDEN.iterdir()} == set(FILES)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jinja2
 import pytest
 
 from flashtune.codegen import family, render
@@ -14,6 +13,7 @@ from flashtune.codegen.config import Config, parameter
 from flashtune.codegen.family import Family, Resources
 from flashtune.codegen.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem import Problem, Spec
+from flashtune.codegen.render import Templates
 from flashtune.codegen.work import Work
 from flashtune.tuned_db import lookup, records
 from flashtune.tuned_db.records import Measurement, Prediction
@@ -93,8 +93,7 @@ TEXT = "block {{ config.block }} of {{ spec.head_dim }} by {{ config }}\n"
 def install(patch: pytest.MonkeyPatch) -> dict[str, str]:
     """Puts the fake families in place of the real ones; returns their templates, which may be edited."""
     templates = {"pair.cu.jinja": TEXT, "solo.cu.jinja": TEXT}
-    environment = jinja2.Environment(loader=jinja2.DictLoader(templates), auto_reload=True, cache_size=0)
-    patch.setattr(render, "environment", lambda: environment)
+    patch.setattr(render, "templates", lambda: Templates(templates))
     patch.setattr(family, "families", lambda: FAKES)
     return templates
 

@@ -18,9 +18,9 @@ from flashtune.codegen.problem import Problem
 sys.path.append(str(Path(__file__).parent))  # what several test files start from: sm90_toys.py and others
 
 TOY = """
-//% include "lib/types.cuh"
-//% include "lib/params.cuh"
-//% include "lib/ptx.cuh"
+#include "lib/types.cuh"
+#include "lib/params.cuh"
+#include "lib/ptx.cuh"
 extern "C" __global__ void fma_fwd(const Params params) {
   extern __shared__ __align__(16) unsigned char smem[];
   const int thread = threadIdx.x;

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from numpy.typing import NDArray
 
 from flashtune.codegen.emulator import run_kernel
 from flashtune.codegen.emulator.launch import Argument
-from flashtune.codegen.render import LineMarkingLoader, Source, environment
+from flashtune.codegen.render import Source, Templates
 
 Array = NDArray[Any]
 
@@ -25,11 +24,11 @@ BARRIERS = 1024
 """Bytes before the tiles, for mbarriers: tiles start on a multiple of 1024."""
 
 HEAD = """
-//% include "lib/types.cuh"
-//% include "lib/ptx.cuh"
-//% include "lib/ptx_sm90.cuh"
-//% include "lib/descriptor.cuh"
-//% include "lib/wgmma.cuh.jinja"
+#include "lib/types.cuh"
+#include "lib/ptx.cuh"
+#include "lib/ptx_sm90.cuh"
+#include "lib/descriptor.cuh"
+#include "lib/wgmma.cuh"
 using Element = {{element}};
 """
 """What all begin with."""
@@ -47,11 +46,7 @@ def text_of(name: str) -> str:
 
 def device_source(text: str, names: Mapping[str, object]) -> Source:
     """What NVRTC compiles."""
-    inner = environment().loader
-    assert inner is not None
-    own = LineMarkingLoader(jinja2.DictLoader({MAIN: text}))
-    jinja = environment().overlay(loader=jinja2.ChoiceLoader([own, inner]))
-    return Source("toy.cu", jinja.get_template(MAIN).render(names))
+    return Templates({MAIN: text}).render(MAIN, names)
 
 
 def run_toy(

@@ -1,4 +1,6 @@
-//%% Scheduler: one thread block computes one tile of query rows. Needs: kBlockM, kCausal, kPackHeads, kSplitKeys, Params.
+// Scheduler: one thread block computes one tile of query rows. Needs: kBlockM, kCausal, kPackHeads, kSplitKeys, Params.
+
+#pragma once
 
 // The query rows that go through tiles together. With kPackHeads the query heads that share keys stand side by side: row
 // r is query r / group of the group's head r % group.

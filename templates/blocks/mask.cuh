@@ -1,7 +1,7 @@
-//%% Where masks and scores compose: which keys a tile sees (classifier) and which pairs count (score program).
-//%% Every family calls these and nothing else. Needs: spec.
+// Where masks and scores compose: which keys a tile sees (classifier) and which pairs count (score program).
+// Every family calls these and nothing else. Needs: kCausal.
 
-constexpr bool kCausal = {{"true" if spec.causal else "false"}};
+#pragma once
 
 // What a tile of scores needs: nothing (no visible pair), no mask at all, or a test per element.
 enum class TileKind { kSkip, kFull, kPartial };
