@@ -63,9 +63,9 @@ def test_a_cache_that_cant_be_written_is_not_missed(tmp_path: Path, folder: Path
 
 NO_COMPILE = """
 import jinja2
-from flashtune.codegen.render import environment
+from flashtune.codegen.render import templates
 jinja2.Environment._generate = None  # would be called
-environment().get_template("fma_fwd.cu.jinja")
+templates()._environment.get_template("fma_fwd.cu.jinja")
 """
 
 
