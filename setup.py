@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-LINKED = ("codegen", "templates", "tuner", "tuned_db")
+LINKED = ("codegen", "emulator", "templates", "tuned_db", "tuner")
 
 
 def missing_folders(root: Path) -> list[str]:

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LINKED = ("codegen", "templates", "tuner", "tuned_db")
+LINKED = ("codegen", "emulator", "templates", "tuned_db", "tuner")
 
 
 def tracked(*paths: str) -> set[str]:

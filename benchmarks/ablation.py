@@ -16,12 +16,12 @@ from typing import Any
 
 from environment import environment
 
-from flashtune.codegen.device import require_device
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
-from flashtune.codegen.problem import Problem
-from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.intervals import ratios_to
-from flashtune.tuner.timing import summarise
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.bench.device_bench import DeviceBench
+from flashtune.tuner.trial.intervals import ratios_to
+from flashtune.tuner.trial.timing import summarise
 
 SECONDS = 2.0
 """Of measuring per problem."""

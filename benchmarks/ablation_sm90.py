@@ -17,12 +17,12 @@ from typing import Any
 from ablation import SECONDS, problem
 from environment import environment
 
-from flashtune.codegen.device import require_device
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd, Sm90FwdConfig
-from flashtune.codegen.problem import Problem
-from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.intervals import ratios_to
-from flashtune.tuner.timing import summarise
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.bench.device_bench import DeviceBench
+from flashtune.tuner.trial.intervals import ratios_to
+from flashtune.tuner.trial.timing import summarise
 
 COMMON: dict[str, object] = {
     "warpgroups": 2,

@@ -30,12 +30,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashtune
-from flashtune.codegen.device import require_device, unit_uuid
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.tolerance import judge
-from flashtune.codegen.work import tensor_flops_clock
-from flashtune.tuner.presets import preset
-from flashtune.tuner.readings import Sensors
+from flashtune.codegen.families.counts import tensor_flops_clock
+from flashtune.codegen.gpu.devices import require_device, unit_uuid
+from flashtune.codegen.problem.problem import Problem
+from flashtune.codegen.problem.tolerance import judge
+from flashtune.tuner.trial.sensors import Sensors
+from flashtune.tuner.tune.presets import preset
 
 BACKENDS = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
 PACKAGES = {"fa3": "fa3_fwd_interface", "fa4": "flash_attn.cute"}

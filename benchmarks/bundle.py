@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from flashtune.tuned_db.exchange import read_export, write_bundled
+from flashtune.tuned_db.exchange.export_file import read_export, write_bundled
 
 
 def main() -> int:

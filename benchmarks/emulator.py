@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 from environment import environment
 
-from flashtune.codegen.bits import from_memory
-from flashtune.codegen.cache import compiled
-from flashtune.codegen.config import Config
-from flashtune.codegen.family import families, family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import ITEM_BYTES, Problem
-from flashtune.codegen.tolerance import attention_tolerances, ulp
-from flashtune.tuner.inputs import random_values
+from flashtune.codegen.compiler.kernel_cache import compiled
+from flashtune.codegen.families.registry import families, family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.bits import from_memory
+from flashtune.codegen.problem.problem import ITEM_BYTES, Problem
+from flashtune.codegen.problem.tolerance import attention_tolerances, ulp
+from flashtune.tuner.bench.inputs import random_values
 
 PAIRS = 200
 MIXED = 160
@@ -79,9 +79,9 @@ def inputs(problem: Problem, number: int) -> list[Any]:
 
 def record(path: Path) -> None:
     """Runs all pairs on the GPU at hand and keeps outputs and LSE."""
-    from flashtune.codegen.device import require_device
+    from flashtune.codegen.gpu.devices import require_device
     from flashtune.codegen.launch import load
-    from flashtune.tuner.memory import POISON, Arena, contiguous, download, elements, skew, upload
+    from flashtune.tuner.bench.memory import POISON, Arena, contiguous, download, elements, skew, upload
 
     gpu = require_device()
     arena = Arena()
@@ -114,7 +114,7 @@ def record(path: Path) -> None:
 
 def compare(path: Path, result: Path | None) -> int:
     """Emulates all pairs that the file has and compares with what was recorded."""
-    from flashtune.codegen.emulator import emulate
+    from flashtune.emulator import emulate
 
     recorded = np.load(path, allow_pickle=False)
     rows = []

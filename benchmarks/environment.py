@@ -51,6 +51,6 @@ def _version(name: str) -> str:
 
 
 def _nvrtc() -> str:
-    from flashtune.codegen.compile import nvrtc_version
+    from flashtune.codegen.compiler.nvrtc import nvrtc_version
 
     return nvrtc_version()

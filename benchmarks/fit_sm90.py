@@ -28,8 +28,8 @@ from model_check import GPU, RESULTS, STAGES, geomean, group
 
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
 from flashtune.codegen.families.sm90_time import CONSTANTS, TimeConstants, predict_seconds
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.value import from_json
+from flashtune.codegen.problem.problem import Problem
+from flashtune.values import from_json
 
 SWEEP = RESULTS / "tune_h200_sm90.jsonl.gz"
 FITS = RESULTS / "model_fit_sm90.json"

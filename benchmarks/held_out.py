@@ -22,16 +22,16 @@ from typing import Any
 from environment import environment
 
 import flashtune
-from flashtune.codegen.device import visible_gpus
-from flashtune.codegen.model import default_config
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.lookup import find_in
-from flashtune.tuned_db.records import capability
-from flashtune.tuned_db.sources import bundled
-from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.build import build
-from flashtune.tuner.coordinator import render
-from flashtune.tuner.intervals import paired
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import source_for
+from flashtune.codegen.gpu.devices import visible_gpus
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.lookup.lookup import find_in
+from flashtune.tuned_db.lookup.sources import bundled
+from flashtune.tuned_db.records.measurement import capability
+from flashtune.tuner.bench.device_bench import DeviceBench
+from flashtune.tuner.processes.compile_pool import build
+from flashtune.tuner.trial.intervals import paired
 
 MODELS = {
     # num_heads, num_heads_kv, head_dim, causal: from the config.json that each model is published with
@@ -102,7 +102,7 @@ def run(problems: dict[Problem, str], folder: Path) -> list[dict[str, Any]]:
         if missing := bench.prepare(own.problem):
             raise SystemExit(f"{own.problem}: {missing}")
         checked = bench.attempt(
-            own.problem, served.config, build(render(own.problem, served.config), gpu.arch), None
+            own.problem, served.config, build(source_for(own.problem, served.config), gpu.arch), None
         )  # the others were checked by the run
         if checked.status != "ok":
             raise SystemExit(f"{own.problem}: {served.config} is {checked.status}: {checked.message}")

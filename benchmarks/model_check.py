@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from flashtune.codegen.families.model import CONSTANTS, Constants, Estimate, predict, preference
 from flashtune.codegen.families.sm80_fwd import COSTS, Costs, Sm80Fwd, Sm80FwdConfig
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.model import CONSTANTS, Constants, Estimate, predict, preference
-from flashtune.codegen.problem import Problem, Spec
-from flashtune.codegen.value import from_json
-from flashtune.tuner.predicted import COMPILED_CONFIGS
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem, Spec
+from flashtune.tuner.tune.predicted_run import COMPILED_CONFIGS
+from flashtune.values import from_json
 
 RESULTS = Path(__file__).parent / "results"
 SWEEP = RESULTS / "tune_h200_grid.jsonl.gz"

@@ -4,8 +4,8 @@
 
 Needs no GPU: what is served was nearly always tried for the problem itself too, in the same session, and its time is
 known from there (of a final, else of one measurement, which is less sure by some percent). Once by the rule of
-`tuned_db/lookup.py`; once by the nearest whose predicted time is no loss, which was the rule before it; once by the
-default alone.
+`tuned_db/lookup/lookup.py`; once by the nearest whose predicted time is no loss, which was the rule before it; once by
+the default alone.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 from environment import environment
 from model_check import RESULTS
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.family import family
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.model import default_config, predict
-from flashtune.codegen.problem import Problem, Spec
-from flashtune.tuned_db.distance import problem_distance
-from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.lookup import find_in
-from flashtune.tuned_db.records import Measurement, Prediction, Variant
-from flashtune.tuned_db.winners import rank, variants
+from flashtune.codegen.families.model import default_config, predict
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem, Spec
+from flashtune.tuned_db.exchange.export_file import read_export
+from flashtune.tuned_db.lookup.lookup import find_in
+from flashtune.tuned_db.policy.distance import problem_distance
+from flashtune.tuned_db.policy.winners import rank, variants
+from flashtune.tuned_db.records.measurement import Measurement, Prediction, Variant
 
 TUNED = ("tune_h200.jsonl.gz", "tune_h200_models.jsonl.gz")
 GPU = gpu_by_alias("h200")

@@ -20,14 +20,13 @@ from typing import Any
 from environment import environment
 from model_check import Facts
 
-from flashtune.codegen.compile import compile_source
-from flashtune.codegen.config import Config
+from flashtune.codegen.compiler.nvrtc import compile_source
+from flashtune.codegen.families.model import predict, preference
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.model import predict, preference
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import render_source
-from flashtune.tuner.predicted import COMPILED_CONFIGS
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.tune.predicted_run import COMPILED_CONFIGS
 
 FA2_PAPER = "arXiv 2307.08691, section 4: 'up to'"
 TVM = "apache/tvm, tl_doc/flash_perf.md: batch and heads not given, 2048 tokens"
@@ -89,7 +88,7 @@ def compiled(job: tuple[Case, Config]) -> Facts:
     """What the compiler makes of a config for the card of a case."""
     case, config = job
     spec = case.problem.spec
-    source = render_source(RULES.name, spec, config, RULES.names(config, spec))
+    source = RULES.source(config, spec)
     built = compile_source(source, gpu_by_alias(case.card).arch)
     return Facts(built.registers, built.spill_bytes, built.static_shared_bytes)
 

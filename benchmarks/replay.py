@@ -2,9 +2,9 @@
 
     python benchmarks/replay.py --out benchmarks/results/replay.json      # some minutes on one core
 
-A replayed search is one of `Target`, as in a run, over the configs that a sweep holds: what it asks for is answered
-with what was measured, some configs later (`AHEAD`), since a run compiles ahead. Configs that failed are in it and
-count as tried. Regret is the best time found over the sweep's best, less 1.
+A replayed search is one of `ProblemSearch`, as in a run, over the configs that a sweep holds: what it asks for is
+answered with what was measured, some configs later (`AHEAD`), since a run compiles ahead. Configs that failed are in it
+and count as tried. Regret is the best time found over the sweep's best, less 1.
 
 Parts:
 - `sm80`: `tune_h200_grid` and `tune_h200_wide`, 49 problems of about 121 configs (of 125 to 3465 legal ones: what a
@@ -44,21 +44,21 @@ import numpy as np
 from environment import environment
 from model_check import FITS, GPU, RESULTS, STAGES, Fit, group
 
-from flashtune.codegen.config import Config
+from flashtune.codegen.families.counts import Bound
+from flashtune.codegen.families.family import Family
+from flashtune.codegen.families.model import default_config, predict
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd
 from flashtune.codegen.families.sm90_time import CONSTANTS, TimeConstants, predict_seconds
-from flashtune.codegen.family import Family
-from flashtune.codegen.gpu import Gpu
-from flashtune.codegen.model import default_config, predict
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.work import Bound
-from flashtune.tuned_db.gate import measurement_from_json
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuner.records import unusable
-from flashtune.tuner.space import Space, ranked
-from flashtune.tuner.strategy import DEFAULT_SAMPLER, strategy
-from flashtune.tuner.target import Target
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.records.parse import measurement_from_json
+from flashtune.tuner.results.rows import unusable
+from flashtune.tuner.search.problem_search import ProblemSearch
+from flashtune.tuner.search.space import Space, ranked
+from flashtune.tuner.search.strategy import DEFAULT_SAMPLER, strategy
 
 SWEEPS = {"sm80": ("tune_h200_grid", "tune_h200_wide"), "sm90": ("tune_h200_sm90",)}
 FITS_SM90 = RESULTS / "model_fit_sm90.json"
@@ -151,18 +151,18 @@ def replay(sweep: Sweep, within: Sequence[Space], sampler: str, seed: int, trial
     default = default_config(sweep.problem, GPU)
     if default not in sweep.rows:  # then one from which no search gains much
         default = within[0].configs[-1]
-    target = Target(sweep.problem, within, default, {}, [], seed, replace(strategy(sampler), walked=0))
+    search = ProblemSearch(sweep.problem, within, default, {}, [], seed, replace(strategy(sampler), walked=0))
     ahead = AHEAD * trials // TRIALS
     out: deque[Config] = deque()
     regrets: list[float] = []
     best = sweep.best
     for _ in range(trials):
-        while len(out) <= ahead and target.asked < trials and (config := target.ask()) is not None:
+        while len(out) <= ahead and search.asked < trials and (config := search.ask()) is not None:
             out.append(config)
         if out:
             config = out.popleft()
-            target.tell(config, sweep.rows[config], sweep.seconds(config))
-        regrets.append(math.inf if target.best is None else target.best / best - 1)
+            search.tell(config, sweep.rows[config], sweep.seconds(config))
+        regrets.append(math.inf if search.best is None else search.best / best - 1)
     return regrets
 
 

@@ -34,14 +34,14 @@ from typing import Any
 
 from environment import environment
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem, Spec
-from flashtune.tuned_db.exchange import parse_line
-from flashtune.tuned_db.gate import measurement_from_json
-from flashtune.tuned_db.lookup import find, source_digest
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import add_database, add_file, export_database
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem, Spec
+from flashtune.tuned_db.exchange.export_file import parse_line
+from flashtune.tuned_db.lookup.lookup import find, source_digest
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.records.parse import measurement_from_json
+from flashtune.tuned_db.sharing.merge import add_database, add_file, export_database
+from flashtune.tuned_db.store.store import Store
 
 ROWS = 100_000
 TRIED = 67

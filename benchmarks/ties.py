@@ -3,7 +3,8 @@
     python benchmarks/ties.py --out benchmarks/results/ties_h200.json
 
 From the finals of one `flashtune tune` over 59 problems on an H200 (the presets grid, wide and llm), which are kept;
-needs no GPU. Once by the policy of `tuned_db/winners.py`, once with ties by plain overlap of intervals, as before it.
+needs no GPU. Once by the policy of `tuned_db/policy/winners.py`, once with ties by plain overlap of intervals, as
+before it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from unittest.mock import patch
 from environment import environment
 from model_check import RESULTS
 
-from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.ranked import ALIKE, Ranked
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.winners import fastest, rank
+from flashtune.tuned_db.exchange.export_file import read_export
+from flashtune.tuned_db.policy.ranked import ALIKE, Ranked
+from flashtune.tuned_db.policy.winners import fastest, rank
+from flashtune.tuned_db.records.measurement import Measurement
 
 TUNED = RESULTS / "tune_h200.jsonl.gz"
 """All rows of that run."""

@@ -23,12 +23,12 @@ from environment import environment
 from fit_sm90 import read_sweep
 
 import flashtune
-from flashtune.codegen.device import visible_gpus
-from flashtune.codegen.problem import Problem
-from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.intervals import paired_ratio
-from flashtune.tuner.presets import preset
-from flashtune.tuner.report import Report
+from flashtune.codegen.gpu.devices import visible_gpus
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.bench.device_bench import DeviceBench
+from flashtune.tuner.results.report import Report
+from flashtune.tuner.trial.intervals import paired_ratio
+from flashtune.tuner.tune.presets import preset
 
 CHOSEN = (3, 20, 27)
 """Rows of the grid."""

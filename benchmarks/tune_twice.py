@@ -22,14 +22,14 @@ from typing import Any
 from environment import environment
 
 import flashtune
-from flashtune.codegen.config import Config
-from flashtune.codegen.device import visible_gpus
-from flashtune.codegen.model import default_config
-from flashtune.codegen.problem import Problem
-from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.intervals import paired
-from flashtune.tuner.presets import preset
-from flashtune.tuner.report import Report
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.gpu.devices import visible_gpus
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.bench.device_bench import DeviceBench
+from flashtune.tuner.results.report import Report
+from flashtune.tuner.trial.intervals import paired
+from flashtune.tuner.tune.presets import preset
 
 SHIPPED = (3, 9, 15, 21, 33)
 """Rows of the grid."""

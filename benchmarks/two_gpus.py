@@ -29,22 +29,22 @@ from typing import Any
 from environment import environment
 
 import flashtune
-from flashtune.codegen.config import Config
-from flashtune.codegen.device import unit_uuid, visible_gpus
-from flashtune.codegen.gpu import Gpu
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import Source
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.build import build
-from flashtune.tuner.capacity import cores
-from flashtune.tuner.coordinator import render
-from flashtune.tuner.intervals import paired_ratio
-from flashtune.tuner.measured import search_spaces
-from flashtune.tuner.presets import preset
-from flashtune.tuner.report import Progress, Report
-from flashtune.tuner.session import eligible
-from flashtune.tuner.unit import CudaUnit
+from flashtune.codegen.compiler.render import Source
+from flashtune.codegen.families.registry import source_for
+from flashtune.codegen.gpu.devices import unit_uuid, visible_gpus
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.bench.device_bench import DeviceBench
+from flashtune.tuner.processes.capacity import cores
+from flashtune.tuner.processes.compile_pool import build
+from flashtune.tuner.results.report import Progress, Report
+from flashtune.tuner.trial.intervals import paired_ratio
+from flashtune.tuner.tune.measured_run import search_spaces
+from flashtune.tuner.tune.presets import preset
+from flashtune.tuner.tune.session import eligible
+from flashtune.tuner.workers.cuda_device import CudaUnit
 
 CHOSEN = (0, 9, 13, 20, 16, 23, 26, 33)
 """Rows of the grid."""
@@ -61,7 +61,7 @@ def compile_all(problems: Sequence[Problem], gpu: Gpu, families: Sequence[str] |
     sources: dict[str, Source] = {}
     for problem in problems:
         spaces = search_spaces(problem, gpu, eligible(problem, gpu, families), {})
-        found = [render(problem, config) for space in spaces for config in space.configs]
+        found = [source_for(problem, config) for space in spaces for config in space.configs]
         sources |= {each.digest: each for each in [*found, *unit.sources(problem)]}
     with ProcessPoolExecutor(cores(), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(build, sources.values(), [gpu.arch] * len(sources), chunksize=4))

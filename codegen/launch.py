@@ -15,14 +15,23 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from flashtune.codegen.compiler.kernel_cache import compiled
+from flashtune.codegen.compiler.nvrtc import Compiled
+from flashtune.codegen.gpu.cuda import Module, driver, runtime
+from flashtune.codegen.plan.plan import (
+    PARAMS_BYTES,
+    POINTERS,
+    TENSORS,
+    Kernel,
+    Plan,
+    Strides,
+    TensorBox,
+    describe_map,
+    pack_arguments,
+)
+from flashtune.codegen.plan.tensor_map import MAP_BYTES
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import ContextLost, IllegalConfig, LaunchError
-
-from .cache import compiled
-from .compile import Compiled
-from .cuda import Module, driver, runtime
-from .plan import PARAMS_BYTES, POINTERS, TENSORS, Kernel, Plan, Strides, TensorBox, describe_map, pack_arguments
-from .problem import Problem
-from .tensor_map import MAP_BYTES
 
 CUDA_ERRORS = (runtime.CUDARuntimeError, driver.CUDADriverError)
 """What CuPy raises where CUDA refuses something; users of flashtune get :meth:`LaunchError.of` it."""

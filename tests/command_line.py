@@ -6,7 +6,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from flashtune.cli import main
+from flashtune.cli.main import main
 
 
 def run(*words: str | Path, code: int = 0) -> Result:

@@ -63,8 +63,8 @@ def cache_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with the rows that ship, to be copied."""
-    from flashtune.tuned_db.store import Store
-    from flashtune.tuned_db.union import add_file
+    from flashtune.tuned_db.sharing.merge import add_file
+    from flashtune.tuned_db.store.store import Store
 
     path = tmp_path_factory.mktemp("sound") / "tuned.db"
     add_file(Store.open(path), Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl")
@@ -74,7 +74,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A PostgreSQL server of our own; tests that need one are left out where there can be none."""
-    from flashtune.tuned_db.team import create_team
+    from flashtune.tuned_db.sharing.team import create_team
 
     with Cluster() as cluster:
         create_team(cluster.create("made"))
@@ -115,7 +115,7 @@ def tuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuner:
     """In place of the real one, beside a database and a cache of the test's own."""
     from fake_tuner import Tuner
 
-    from flashtune.tuner import session
+    from flashtune.tuner.tune import session
 
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
     monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path / "cache"))

@@ -10,11 +10,11 @@ from typing import Any
 
 from command_line import run
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.model import default_config
-from flashtune.codegen.problem import Problem
-from flashtune.tuner import session
-from flashtune.tuner.report import Progress, Report, Row
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.results.report import Progress, Report, Row
+from flashtune.tuner.tune import session
 
 H100 = gpu_by_alias("h100")
 ONE = Problem(dtype="bfloat16", head_dim=64, batch=1, seqlen_q=256, seqlen_k=256, num_heads=4, num_heads_kv=4)

@@ -6,12 +6,12 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import Measurement, Prediction, new_id
-from flashtune.tuned_db.store import Store
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.exchange.export_file import read_export
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records.measurement import Measurement, Prediction, new_id
+from flashtune.tuned_db.store.store import Store
 
 SHIPPED = Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl"
 GPU = gpu_by_alias("h200")
@@ -34,7 +34,7 @@ def asked() -> list[Problem]:
 
 def make(path: str) -> None:
     """A sound database of these rows, with predictions, and a log of one merge."""
-    from flashtune.tuned_db.arrivals import Arrival
+    from flashtune.tuned_db.store.arrivals import Arrival
 
     with Store.open(path) as store:
         store.add(rows(), Arrival(kind="merge", source=new_id()))

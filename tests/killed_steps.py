@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import flashtune.tuned_db.upgrade  # noqa: F401
-from flashtune.codegen.family import families
-from flashtune.tuned_db import forgetting
-from flashtune.tuned_db.gc import collect
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.transfer import carry
-from flashtune.tuned_db.union import add_database, add_file
+import flashtune.tuned_db.backends.sqlite.upgrade  # noqa: F401
+from flashtune.codegen.families.registry import families
+from flashtune.tuned_db.sharing.merge import add_database, add_file
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep import forgetting
+from flashtune.tuned_db.upkeep.gc import collect
 
 
 def merge(folder: Path) -> None:

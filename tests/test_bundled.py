@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from flashtune.codegen.family import family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import STAGES
-from flashtune.tuned_db.sources import BUNDLED, bundled
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.exchange.export_file import read_export
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.lookup.sources import BUNDLED, bundled
+from flashtune.tuned_db.records.measurement import STAGES
 
 MEGABYTE = 2**20
 

@@ -18,9 +18,9 @@ import pytest
 from command_line import run as call
 
 import flashtune
-from flashtune.cli import main
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuner import noise, verify
+from flashtune.cli.main import main
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuner.commands import noise, verify
 
 PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
 COMMANDS = ["db", "emulate", "explain", "export-optuna", "info", "list", "noise", "source", "tune"]
@@ -35,7 +35,7 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
     script = (
         "import sys\n"
-        "from flashtune.cli import main\n"
+        "from flashtune.cli.main import main\n"
         "try:\n    main(['--help'])\n"
         "except SystemExit as end:\n    assert not end.code\n"
         "heavy = {'cupy', 'optuna', 'sqlalchemy', 'torch', 'numpy', 'jinja2'} & set(sys.modules)\n"
@@ -241,15 +241,15 @@ def test_ctrl_c_before_the_search_is_one_line_and_130(monkeypatch: pytest.Monkey
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flashtune.tuner.budget.parse_budget", interrupt)
+    monkeypatch.setattr("flashtune.tuner.results.budget.parse_budget", interrupt)
     assert call("tune", "--gpu", "h100", code=130).output == "Interrupted.\n"
 
 
 def test_the_exit_code_is_130_also_where_python_would_end_by_the_signal(tmp_path: Path) -> None:
     """An interrupt in an exec() of text, as imports do for dataclasses, outlives being caught under ``python -m``."""
     (tmp_path / "interrupted.py").write_text(
-        "from flashtune.cli import main\n"
-        "from flashtune.tuner import budget\n"
+        "from flashtune.cli.main import main\n"
+        "from flashtune.tuner.results import budget\n"
         "budget.parse_budget = lambda _: exec('raise KeyboardInterrupt')\n"
         "main(['tune', '--gpu', 'h100'])\n"
     )

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from command_line import run
 
-from flashtune.cli import main
-from flashtune.tuned_db.exchange import read_export
+from flashtune.cli.main import main
+from flashtune.tuned_db.exchange.export_file import read_export
 
 SHIPPED = Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl"
 

@@ -17,9 +17,9 @@ import pytest
 from command_line import run
 
 import flashtune
-from flashtune.codegen.device import missing_device
+from flashtune.codegen.gpu.devices import missing_device
 from flashtune.errors import InvalidInput, InvalidType, StoreError, UnknownGpu
-from flashtune.tuned_db.exchange import read_export
+from flashtune.tuned_db.exchange.export_file import read_export
 
 SHIPPED = Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl"
 MEASURED = read_export(SHIPPED).measurements

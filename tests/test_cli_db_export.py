@@ -19,8 +19,8 @@ from command_line import run
 
 import flashtune
 from flashtune import files
-from flashtune.tuned_db.exchange import read_export, write_export
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.exchange.export_file import read_export, write_export
+from flashtune.tuned_db.store.store import Store
 
 call = functools.partial(run, "db")
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-from flashtune import _cli_db_keep
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.files import SCHEMA_VERSION, read_header
+from flashtune.cli.db import keep
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuned_db.backends.sqlite.files import read_header
+from flashtune.tuned_db.exchange.export_file import read_export
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "tuned_db" / "bundled" / "h200.jsonl"
@@ -29,7 +30,7 @@ call = functools.partial(run, "db")
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "own.db"))
-    monkeypatch.setattr(_cli_db_keep, "_first_gpu", lambda: None)
+    monkeypatch.setattr(keep, "_first_gpu", lambda: None)
     return tmp_path / "own.db"
 
 
@@ -65,7 +66,7 @@ def test_check_of_a_sound_database(filled: Path) -> None:
 def test_check_says_what_serves_the_gpu_here(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """D80, and D79: which GPU an alias stands for."""
     assert "no GPU is here; name one with --gpu" in call("check").stdout
-    monkeypatch.setattr(_cli_db_keep, "_first_gpu", lambda: gpu_by_alias("h100"))
+    monkeypatch.setattr(keep, "_first_gpu", lambda: gpu_by_alias("h100"))
     assert f"serves        h100-sxm: {PROBLEMS} problems ({PROBLEMS} borrowed)" in call("check").stdout
     shown = call("check", "--gpu", "a100").stdout
     assert "serves        nothing for a100-sxm-80gb: it holds entries for h200 only" in shown

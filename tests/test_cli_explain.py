@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flashtune import _cli_explain
-from flashtune._cli_explain import next_step, problem_flags
-from flashtune.cli import main
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.model import default_config
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.lookup import source_digest
-from flashtune.tuned_db.records import Choice, Measurement, new_id
-from flashtune.tuned_db.sources import bundled
-from flashtune.tuned_db.store import Store
+from flashtune.cli import explain
+from flashtune.cli.explain import next_step, problem_flags
+from flashtune.cli.main import main
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.lookup.lookup import source_digest
+from flashtune.tuned_db.lookup.sources import bundled
+from flashtune.tuned_db.records.measurement import Choice, Measurement, new_id
+from flashtune.tuned_db.store.store import Store
 
 H200 = gpu_by_alias("h200")
 PROBLEM = Problem(
@@ -197,7 +197,7 @@ def test_a_card_of_a_strange_name_is_shown_as_text(path: Path) -> None:
 
 
 def test_every_key_of_the_document_is_documented(path: Path) -> None:
-    documented = _cli_explain._document.__doc__ or ""
+    documented = explain._document.__doc__ or ""
     assert not [key for key in explained(path, row())[0] if f"``{key}``" not in documented]
 
 

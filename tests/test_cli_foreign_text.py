@@ -18,12 +18,13 @@ from all_commands import NAMELESS, PROBLEM, commands
 from command_line import run
 from fake_tuner import H100, ONE, Tuner
 from terminal import SOURCES, Shown, on_terminal
+from test_import_direction import own_files
 
-from flashtune._cli_output import safe
-from flashtune.codegen.model import default_config
-from flashtune.tuner import session
-from flashtune.tuner.failure import Failure
-from flashtune.tuner.report import Row
+from flashtune.cli.common.output import safe
+from flashtune.codegen.families.model import default_config
+from flashtune.tuner.results.report import Row
+from flashtune.tuner.trial.failures import Failure
+from flashtune.tuner.tune import session
 
 MARKUP = "[/] [red]r[/red] [link=evil]l[/link] [with T = float] [bold :smile: \\[x]"
 CODES = (
@@ -113,9 +114,9 @@ def test_reasons_and_compiler_messages_are_no_markup(marked: Path, tuner: Tuner)
 SESSION = """
 import json, logging, sys
 from tuner_fakes import FakeBuilder
-from flashtune.cli import main
-from flashtune.tuner import session
-from flashtune.tuner.build import Built
+from flashtune.cli.main import main
+from flashtune.tuner.tune import session
+from flashtune.tuner.processes.compile_pool import Built
 
 CODES = {codes!r}
 
@@ -189,14 +190,14 @@ def test_text_that_moves_nothing_is_shown_as_it_is(text: str) -> None:
 
 def test_nothing_but_the_console_knows_of_markup() -> None:
     """M1, the kind: one console for the command line, without markup, and no text that was written as markup."""
-    for path in [*SOURCES.glob("flashtune/*.py"), *SOURCES.glob("flashtune/tuner/*.py")]:
+    for path in own_files():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             where = f"{path.name}:{getattr(node, 'lineno', 0)}"
             name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
             assert name not in ("from_markup", "render_markup", "from_ansi", "AnsiDecoder"), where
-            if isinstance(node, ast.Call) and path.name != "_cli_tables.py":
+            if isinstance(node, ast.Call) and path != SOURCES / "flashtune" / "cli" / "common" / "tables.py":
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                assert called != "Console", f"{where}: console() of _cli_tables.py is the one"
+                assert called != "Console", f"{where}: console() of tables.py is the one"
                 assert not {"markup", "emoji"} & {each.arg for each in node.keywords}, where
             if isinstance(node, ast.ImportFrom) and node.module == "rich":
                 assert not {"print", "inspect"} & {each.name for each in node.names}, where

@@ -101,7 +101,7 @@ def test_an_interrupt_at_the_first_imports_of_all_is_silent(environment: dict[st
 ANNOUNCE = """
 import os, sys
 def told(event, arguments):
-    if event == "import" and arguments[0] == "flashtune.cli" and (fd := os.environ.pop("ANNOUNCE", "")):
+    if event == "import" and arguments[0] == "flashtune.cli.main" and (fd := os.environ.pop("ANNOUNCE", "")):
         os.write(int(fd), b"x")
 sys.addaudithook(told)
 """
@@ -137,7 +137,7 @@ def test_where_interrupts_are_ignored_they_stay_so(environment: dict[str, str]) 
     """As behind nohup, or for what a script runs in the background."""
     script = 'trap "" INT; exec "$@"'
     program = (
-        "import signal, sys\nfrom flashtune import __main__, cli\n"
+        "import signal, sys\nfrom flashtune import __main__\nfrom flashtune.cli import main as cli\n"
         "cli.main = lambda **_: (signal.raise_signal(signal.SIGINT), print('went on'))\n__main__.main()"
     )
     done = subprocess.run(
@@ -150,10 +150,10 @@ def test_where_interrupts_are_ignored_they_stay_so(environment: dict[str, str]) 
 def test_an_interrupt_that_python_can_not_pass_on_comes_again(environment: dict[str, str]) -> None:
     """One that arrives in a destructor, or in the callback of a weak reference, which imports have."""
     program = (
-        "import signal, sys, time\nfrom flashtune import __main__, _cli_show\n"
+        "import signal, sys, time\nfrom flashtune import __main__\nfrom flashtune.cli import show\n"
         "class Late:\n    def __del__(self):\n        signal.raise_signal(signal.SIGINT)\n"
-        "def show(*_):\n    Late()\n    print('went on', flush=True)\n    time.sleep(600)\n"
-        "_cli_show.show_info = show\nsys.argv = ['flashtune', 'info']\n__main__.main()"
+        "def wait(*_):\n    Late()\n    print('went on', flush=True)\n    time.sleep(600)\n"
+        "show.show_info = wait\nsys.argv = ['flashtune', 'info']\n__main__.main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert (done.stdout, done.stderr, done.returncode) == ("went on\n", "Interrupted.\n", 130)
@@ -162,10 +162,10 @@ def test_an_interrupt_that_python_can_not_pass_on_comes_again(environment: dict[
 def test_an_interrupt_after_the_end_changes_nothing(environment: dict[str, str]) -> None:
     """One that arrives while Python takes its modules down: without handlers it would kill the process."""
     program = (
-        "import os, signal, sys\nfrom flashtune import __main__, _cli_show\n"
+        "import os, signal, sys\nfrom flashtune import __main__\nfrom flashtune.cli import show\n"
         "class Late:\n    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):\n"
         "        kill(pid, number)\n"
-        "late = Late()\n_cli_show.show_info = lambda *_: print('done')\nsys.argv = ['flashtune', 'info']\n"
+        "late = Late()\nshow.show_info = lambda *_: print('done')\nsys.argv = ['flashtune', 'info']\n"
         "__main__.main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
@@ -176,7 +176,7 @@ def test_an_interrupt_while_options_are_read_is_one_too(monkeypatch: pytest.Monk
     def interrupt() -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flashtune._cli_show.own_version", interrupt)
+    monkeypatch.setattr("flashtune.cli.show.own_version", interrupt)
     assert call("--version", code=130).output == "Interrupted.\n"
 
 
@@ -184,7 +184,7 @@ UNCOMPILED = """
 import time
 from tuner_fakes import FakeBuilder
 from flashtune import __main__
-from flashtune.tuner import session
+from flashtune.tuner.tune import session
 
 class Slow(FakeBuilder):
     def submit(self, source):
@@ -216,7 +216,7 @@ def test_ctrl_c_on_a_terminal_ends_the_view_and_keeps_what_was_found(environment
 
 def test_ctrl_c_on_a_terminal_ends_a_command_that_waits(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import time\nfrom flashtune.codegen import device\n"
+        "import time\nfrom flashtune.codegen.gpu import devices as device\n"
         "device.visible_gpus = lambda: (print('waiting', flush=True), [time.sleep(0.05) for _ in iter(int, 1)])\n"
     )
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])

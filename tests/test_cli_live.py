@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from flashtune._cli_live import TuneView
-from flashtune._cli_tables import SafeConsole
-from flashtune.codegen.problem import Problem
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.report import Progress
+from flashtune.cli.common.tables import SafeConsole
+from flashtune.cli.tune.live import TuneView
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.results.report import Progress
 
 PROBLEM = Problem(dtype="float16", head_dim=64, batch=1, seqlen_q=256, seqlen_k=256, num_heads=4, num_heads_kv=4)
 NEWS = Progress(

@@ -12,7 +12,7 @@ import pytest
 from command_line import run
 
 import flashtune
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 
 SOURCES = Path(flashtune.__file__).parents[1]
 PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]
@@ -28,8 +28,8 @@ PRINTING = {
 PRINTING["json"] = [*PRINTING["tune"], "--json"]
 UNCOMPILED = """
 from tuner_fakes import FakeBuilder
-from flashtune.cli import main
-from flashtune.tuner import session
+from flashtune.cli.main import main
+from flashtune.tuner.tune import session
 
 session.ProcessBuilder = lambda arch, workers: FakeBuilder()
 main()
@@ -173,7 +173,7 @@ def test_a_pipe_of_the_system_is_not_the_output(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("flashtune._cli_show.show_info", fail)
+    monkeypatch.setattr("flashtune.cli.show.show_info", fail)
     for number in (errno.EPIPE, errno.ENOSPC, errno.EROFS, errno.ENOMEM):
         assert run("info", code=1).output == f"Error: {os.strerror(number)}\n"
 
@@ -184,7 +184,7 @@ def test_a_file_of_an_error_is_named(name: str | bytes | int, monkeypatch: pytes
         raise OSError(errno.EACCES, "Permission denied", name)
 
     shown = {b"\xe9.db": "\\xe9.db", "line\nline": "line\\nline"}.get(name, str(name))  # type: ignore[arg-type]
-    monkeypatch.setattr("flashtune._cli_show.show_info", fail)
+    monkeypatch.setattr("flashtune.cli.show.show_info", fail)
     assert run("info", code=1).output == f"Error: Permission denied: {shown}\n"
 
 
@@ -192,7 +192,7 @@ def test_the_end_of_a_file_is_no_interrupt(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*_: object) -> None:
         raise EOFError("Compressed file ended")
 
-    monkeypatch.setattr("flashtune._cli_show.show_info", fail)
+    monkeypatch.setattr("flashtune.cli.show.show_info", fail)
     assert run("info", code=1).output == "Error: Compressed file ended\n"
 
 
@@ -200,7 +200,7 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("flashtune._cli_show.show_info", fail)
+    monkeypatch.setattr("flashtune.cli.show.show_info", fail)
     assert run("info", code=1).output == "Error: there is not enough memory\n"
 
 

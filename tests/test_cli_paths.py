@@ -11,9 +11,9 @@ from all_commands import NAMELESS, PROBLEM, commands
 from command_line import run
 from fake_tuner import Tuner
 
-from flashtune import _cli_tables
+from flashtune.cli.common import tables
 from flashtune.files import shown_path
-from flashtune.tuner import session
+from flashtune.tuner.tune import session
 
 NAME = os.fsdecode(b"caf\xe9\nError: \x1b[31m\xe2\x80\xae")
 """A name in Latin-1, in two lines, with a colour, that turns the direction of text."""
@@ -38,7 +38,7 @@ def lines(output: str) -> int:
 
 def test_any_name_is_one_word_of_a_line(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """m2: `db merge`, `info` and `backup` ended in a UnicodeEncodeError after the work was done."""
-    monkeypatch.setattr(_cli_tables, "PLAIN_WIDTH", 1000)  # no line ends for want of room, wherever temporary files are
+    monkeypatch.setattr(tables, "PLAIN_WIDTH", 1000)  # no line ends for want of room, wherever temporary files are
     plain, odd = (placed(tmp_path, sound, name, monkeypatch) for name in ("plain" * 8, NAME))
     wanted = {name: run(*words).output for name, words in commands(plain).items()}
     for name, words in commands(odd).items():

@@ -10,13 +10,14 @@ import pytest
 from click.testing import CliRunner
 from fake_tuner import H100, ONE, TWO, Tuner, call
 
-from flashtune.cli import main
-from flashtune.codegen.model import default_config
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import session, shared
-from flashtune.tuner.budget import EFFORTS, parse_budget
-from flashtune.tuner.report import Report
-from flashtune.tuner.shared import Shared
+from flashtune.cli.main import main
+from flashtune.codegen.families.model import default_config
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.commands import one_config
+from flashtune.tuner.commands.one_config import Shared
+from flashtune.tuner.results.budget import EFFORTS, parse_budget
+from flashtune.tuner.results.report import Report
+from flashtune.tuner.tune import session
 
 pytestmark = pytest.mark.usefixtures("tuner")
 
@@ -137,7 +138,7 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("shapes")
 def test_the_shared_config_is_named_with_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Shared(config=default_config(ONE, H100), ratio=1.05, worst=ONE, worst_ratio=1.1, considered=9)
-    monkeypatch.setattr(shared, "shared_config", lambda *_, **__: found)
+    monkeypatch.setattr(one_config, "shared_config", lambda *_, **__: found)
     output = call(*LONGER).stdout
     assert f"One config for all: {found.config.family} " in output
     assert f"1.050 of each problem's best time in the geometric mean, 1.100 at worst ({ONE}); of 9 known" in output

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from fake_tuner import H100, ONE, TWO, Tuner, call
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.model import default_config
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
 from flashtune.settings import database_path
-from flashtune.tuned_db import lookup
-from flashtune.tuned_db.captured import capture
-from flashtune.tuned_db.records import Choice
+from flashtune.tuned_db.lookup import lookup
+from flashtune.tuned_db.lookup.captured import capture
+from flashtune.tuned_db.records.measurement import Choice
 
 pytestmark = pytest.mark.usefixtures("tuner")
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("tuner")
 def captured_problems(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """ONE and TWO were captured for the H100, ONE for another GPU too. Call it to say that a problem is tuned, in the
     database of the settings or in another one."""
-    from flashtune.tuned_db import captured
+    from flashtune.tuned_db.lookup import captured
 
     monkeypatch.setenv("FLASHTUNE_CAPTURE", "1")
     monkeypatch.setattr(captured, "_written", set())

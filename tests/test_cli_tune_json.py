@@ -11,9 +11,9 @@ import click
 import pytest
 from fake_tuner import H100, ONE, Tuner, call
 
-from flashtune.codegen.model import default_config
-from flashtune.codegen.problem import Problem
-from flashtune.tuner import session
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.tune import session
 
 pytestmark = pytest.mark.usefixtures("tuner")
 
@@ -21,12 +21,12 @@ REAL_TUNE = session.tune
 
 
 def test_json_is_all_that_is_on_stdout_and_has_the_documented_keys(tmp_path: Path) -> None:
-    from flashtune import _cli_json
+    from flashtune.cli.tune import json_report
 
     result = call("--json", "--seqlen", "256", "--heads", "4", "--head-dim", "64")
     document = json.loads(result.stdout)
     assert "half of it" in result.stderr
-    documented = _cli_json.report_json.__doc__ or ""
+    documented = json_report.report_json.__doc__ or ""
     for key in [*document, *document["problems"][0]]:
         assert f"``{key}``" in documented, f"{key} is not documented"
     assert set(document) == {
@@ -60,13 +60,13 @@ def test_exit_codes_are_the_same_with_json(
 @pytest.mark.parametrize(
     "place",
     [
-        "problem_file.read_problem_file",
-        "budget.parse_budget",
-        "session.locate",
-        "session.strategy",
-        "session.Store.open",
-        "session.ProcessBuilder",
-        "session.predict_problems",
+        "tune.problem_file.read_problem_file",
+        "results.budget.parse_budget",
+        "tune.session.locate",
+        "tune.session.strategy",
+        "tune.session.Store.open",
+        "tune.session.ProcessBuilder",
+        "tune.session.predict_problems",
     ],
 )
 def test_ctrl_c_before_there_is_a_report_is_a_document_with_all_keys(
@@ -88,7 +88,7 @@ def test_ctrl_c_before_there_is_a_report_is_a_document_with_all_keys(
     assert list(document) == list(complete)
     assert list(document["gpu"]) == list(complete["gpu"])
     assert (document["schema"], document["database"]) == (complete["schema"], complete["database"])
-    if place == "problem_file.read_problem_file":
+    if place == "tune.problem_file.read_problem_file":
         assert document["problems"] == []
     else:
         (row,), (normal,) = document["problems"], complete["problems"]

@@ -13,11 +13,11 @@ from broken_files import a_directory, cut_in_half, emptied, random_bytes
 from click.testing import CliRunner
 
 from flashtune import Problem, explain
-from flashtune.cli import main
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db import lookup
-from flashtune.tuned_db.files import SCHEMA_VERSION
-from flashtune.tuned_db.sources import Shipped
+from flashtune.cli.main import main
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuned_db.lookup import lookup
+from flashtune.tuned_db.lookup.sources import Shipped
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "tuned_db" / "bundled" / "h200.jsonl"

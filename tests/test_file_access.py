@@ -6,14 +6,10 @@ import ast
 from pathlib import Path
 
 import pytest
+from test_import_direction import own_files
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted(
-    path
-    for folder in ("codegen", "tuned_db", "tuner", "src/flashtune")
-    for path in (ROOT / folder).rglob("*.py")
-    if folder != "src/flashtune" or path.parent == ROOT / "src" / "flashtune"
-)
+FILES = own_files()
 
 METHODS = (
     "open",
@@ -40,48 +36,50 @@ ALLOWED: dict[str, dict[str, str]] = {
         "os.link": "it is the one place",
         "os.replace": "it is the one place",
     },
-    "src/flashtune/_cli_output.py": {"open": "/dev/null", "os.open": "/dev/null"},
-    "codegen/private_folder.py": {"os.open": "a folder, by descriptor and without links"},
-    "codegen/cache_folder.py": {
+    "src/flashtune/cli/common/output.py": {"open": "/dev/null", "os.open": "/dev/null"},
+    "codegen/cache/private_folder.py": {"os.open": "a folder, by descriptor and without links"},
+    "codegen/cache/cache_folder.py": {
         ".open": "a folder of the cache, by descriptor",
         "tempfile.mkdtemp": "a cache for one process",
         "shutil.rmtree": "its removal",
     },
-    "codegen/device.py": {".read_text": "/proc"},
-    "codegen/emulator/source.py": {".read_text": "a part of the package"},
-    "codegen/emulator/build.py": {
+    "codegen/gpu/devices.py": {".read_text": "/proc"},
+    "emulator/source.py": {".read_text": "a part of the package"},
+    "emulator/build.py": {
         ".read_text": "a part of the package; /proc",
         ".read_bytes": "what the compiler wrote into a private folder",
         ".write_bytes": "what the compiler reads there",
         ".open": "what it wrote there, where it can't be kept",
         "tempfile.TemporaryDirectory": "that folder",
     },
-    "codegen/emulator/launch.py": {
+    "emulator/job.py": {
         "tempfile.mkstemp": "arrays for a program of the emulator",
         "open": "the same",
         ".read_bytes": "what the program wrote there",
     },
-    "codegen/emulator/program.py": {
+    "emulator/program.py": {
         "tempfile.TemporaryDirectory": "a private copy of a program, where one that is open can't be run",
         ".write_bytes": "that copy",
     },
-    "tuned_db/copying.py": {
+    "tuned_db/backends/sqlite/copying.py": {
         "open": "a new file, in a private folder or under a random name",
         "os.open": "the same",
         ".open": "a copy of its own, to be put on the disk",
         "tempfile.mkdtemp": "private copies of databases",
         "shutil.rmtree": "their removal",
     },
-    "tuned_db/disks.py": {".read_text": "/proc"},
-    "tuned_db/opening.py": {".touch": "a new database under a random name, never over another file"},
-    "tuned_db/restoring.py": {".rename": "a database and what belongs to it, moved aside to a name that is free"},
-    "tuned_db/schema.py": {".read_text": "a part of the package"},
-    "tuned_db/captured.py": {"os.open": "appended to, by descriptor and without links", "os.fdopen": "the same"},
-    "tuned_db/transfer.py": {"tempfile.TemporaryFile": "it has no name"},
-    "tuner/capacity.py": {".read_text": "/proc and /sys"},
-    "tuner/noise.py": {".open": "a device"},
-    "tuner/ray_actor.py": {".open": "a device"},
-    "tuner/worker.py": {".open": "a device"},
+    "tuned_db/backends/sqlite/disks.py": {".read_text": "/proc"},
+    "tuned_db/backends/sqlite/opening.py": {".touch": "a new database under a random name, never over another file"},
+    "tuned_db/upkeep/restoring.py": {
+        ".rename": "a database and what belongs to it, moved aside to a name that is free"
+    },
+    "tuned_db/backends/sqlite/expected_tables.py": {".read_text": "a part of the package"},
+    "tuned_db/lookup/captured.py": {"os.open": "appended to, by descriptor and without links", "os.fdopen": "the same"},
+    "tuned_db/sharing/transfer.py": {"tempfile.TemporaryFile": "it has no name"},
+    "tuner/processes/capacity.py": {".read_text": "/proc and /sys"},
+    "tuner/commands/noise.py": {".open": "a device"},
+    "tuner/cluster/ray_actor.py": {".open": "a device"},
+    "tuner/workers/process_worker.py": {".open": "a device"},
 }
 """By file: calls that it may have, and why. What writes a file for others uses `write_whole`; what reads one that
 somebody else may have made uses `open_regular`, `read_regular` or `read_given`."""

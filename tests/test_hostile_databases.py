@@ -114,8 +114,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sound database without a log, and an export of it."""
     import hostile_steps
 
-    from flashtune.tuned_db.store import Store
-    from flashtune.tuned_db.union import export_database
+    from flashtune.tuned_db.sharing.merge import export_database
+    from flashtune.tuned_db.store.store import Store
 
     path = tmp_path_factory.mktemp("sound") / "sound.db"
     hostile_steps.make(str(path))

@@ -18,17 +18,16 @@ from typing import Any
 import pytest
 from mutations import MARK, change, odd, spoil, stored
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.family import family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Spec
-from flashtune.codegen.render import render_source
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Spec
 from flashtune.errors import IllegalConfig, InvalidInput, StoreError, UnsupportedProblem
-from flashtune.tuned_db.exchange import SCHEMA, parse_line, read_export, write_export
-from flashtune.tuned_db.gate import measurement_from_json
-from flashtune.tuned_db.records import Measurement, canonical, to_json
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import Added, add_database, add_file
+from flashtune.tuned_db.exchange.export_file import SCHEMA, parse_line, read_export, write_export
+from flashtune.tuned_db.records.measurement import Measurement, canonical, to_json
+from flashtune.tuned_db.records.parse import measurement_from_json
+from flashtune.tuned_db.sharing.merge import Added, add_database, add_file
+from flashtune.tuned_db.store.store import Store
 
 SHIPPED = Path(__file__).parents[1] / "tuned_db" / "bundled" / "h200.jsonl"
 GPU = gpu_by_alias("h200")
@@ -64,7 +63,7 @@ def assert_harmless(row: Measurement) -> None:
         kind.check(row.config, spec, GPU)
     except (IllegalConfig, UnsupportedProblem):
         return
-    source = render_source(kind.name, spec, row.config, kind.names(row.config, spec))
+    source = kind.source(row.config, spec)
     assert MARK not in source.text
     assert "{{" not in source.text
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.plausible import impossible, least_us
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.sources import BUNDLED
-from flashtune.tuned_db.toolchain import NEWEST
-from flashtune.tuned_db.winners import rank
+from flashtune.tuned_db.exchange.export_file import read_export
+from flashtune.tuned_db.lookup.sources import BUNDLED
+from flashtune.tuned_db.policy.plausible import impossible, least_us
+from flashtune.tuned_db.policy.toolchain import NEWEST
+from flashtune.tuned_db.policy.winners import rank
+from flashtune.tuned_db.records.measurement import Measurement
 
 SWEEPS = sorted((Path(__file__).parents[1] / "benchmarks" / "results").glob("tune_h200*.jsonl.gz"))
 WINNERS = {

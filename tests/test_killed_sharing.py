@@ -22,13 +22,12 @@ import pytest
 from postgres_server import Cluster
 
 import flashtune
-from flashtune.tuned_db.exchange import read_export
-from flashtune.tuned_db.files import APPLICATION_ID, SCHEMA_VERSION
-from flashtune.tuned_db.gc import collect
-from flashtune.tuned_db.records import new_id
-from flashtune.tuned_db.schema import MIGRATIONS
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import export_database
+from flashtune.tuned_db.exchange.export_file import read_export
+from flashtune.tuned_db.records.measurement import new_id
+from flashtune.tuned_db.schema.version import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from flashtune.tuned_db.sharing.merge import export_database
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.gc import collect
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 

@@ -22,7 +22,7 @@ import flashtune
 from flashtune.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
-LINKED = ("codegen", "templates", "tuner", "tuned_db")
+LINKED = ("codegen", "emulator", "templates", "tuned_db", "tuner")
 needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the git checkout")
 
 
@@ -193,7 +193,7 @@ def test_an_install_finds_its_code_and_its_templates(way: str, tmp_path: Path) -
     script = (
         "import importlib.util, pathlib;"
         "root = pathlib.Path(importlib.util.find_spec('flashtune').origin).parent;"
-        "wanted = ['codegen/problem.py', 'templates/lib/ptx.cuh', 'tuner/__init__.py', 'tuned_db/__init__.py'];"
+        "wanted = ['codegen/problem/problem.py', 'templates/lib/ptx.cuh', 'tuner/__init__.py', 'tuned_db/__init__.py'];"
         "print([name for name in wanted if not (root / name).is_file()])"
     )
     assert run(python, "-c", script, cwd=tmp_path).strip() == "[]"

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import flashtune
-from flashtune import _arrays, _attention, _public
-from flashtune.codegen.device import missing_device
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune import api
+from flashtune.call import arrays, attention
+from flashtune.codegen.gpu.devices import missing_device
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import InvalidType, MissingDependency, NoGpu, UnknownGpu, UnsupportedProblem
 
 PROBLEM = flashtune.Problem(
@@ -73,7 +74,7 @@ class TestRefusals:
 
 
 def test_tune_takes_one_problem_or_several_and_forgets_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashtune.tuner import session
+    from flashtune.tuner.tune import session
 
     calls: list[Any] = []
     forgotten: list[bool] = []
@@ -83,7 +84,7 @@ def test_tune_takes_one_problem_or_several_and_forgets_what_was_chosen(monkeypat
         return "report"
 
     monkeypatch.setattr(session, "tune", run)
-    monkeypatch.setattr(_public, "forget", lambda: forgotten.append(True))
+    monkeypatch.setattr(api, "forget", lambda: forgotten.append(True))
     assert flashtune.tune(PROBLEM, "h100", budget="3") == "report"
     assert flashtune.tune([PROBLEM, PROBLEM]) == "report"
     assert calls == [([PROBLEM], "h100", "3"), ([PROBLEM, PROBLEM], None, "120s")]
@@ -104,7 +105,7 @@ def test_tune_takes_one_problem_or_several_and_forgets_what_was_chosen(monkeypat
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("module", [_attention, _public], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [attention, api], ids=lambda module: module.__name__)
 def test_examples_in_docstrings(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0
@@ -115,10 +116,10 @@ def test_an_object_that_is_no_array_does_not_replace_its_library() -> None:
     """A new kind would have forgotten every call, and `tune` would not reach the old one to make it forget."""
     q = np.ones((1, 2, 1, 8), np.float16)
     flashtune.attention(q, q, q)
-    kind = _arrays.kinds[np.ndarray]
+    kind = arrays.kinds[np.ndarray]
     with pytest.raises(InvalidType, match=r"q is a numpy\.float16"):
         flashtune.attention(np.float16(1), q, q)
-    assert _arrays.kinds[np.ndarray] is kind
+    assert arrays.kinds[np.ndarray] is kind
 
 
 def test_a_kind_can_be_taken_out_again() -> None:
@@ -126,7 +127,7 @@ def test_a_kind_can_be_taken_out_again() -> None:
 
     class Mine: ...
 
-    class Kind(_arrays.ArrayKind):
+    class Kind(arrays.ArrayKind):
         name = "Mine"
         types = (Mine,)
 
@@ -139,10 +140,10 @@ def test_a_kind_can_be_taken_out_again() -> None:
     class Derived(Mine): ...
 
     kind = Kind()
-    _arrays.register(kind)
+    arrays.register(kind)
     for each in (Mine(), Derived()):
         assert flashtune.attention(each, None, None, causal=True) == (True, None, False, "bshd", None)
-    _arrays.unregister(kind)
+    arrays.unregister(kind)
     for each in (Mine(), Derived()):
         with pytest.raises(InvalidType, match="Accepted: CuPy arrays, torch CUDA tensors and NumPy arrays"):
             flashtune.attention(each, None, None)

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from flashtune import settings
-from flashtune.cli import main
+from flashtune.cli.main import main
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 
 VARIABLES = (
     "FLASHTUNE_DB",

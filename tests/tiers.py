@@ -19,7 +19,7 @@ OPTION = "--all-tiers"
 
 def no_compiler() -> str:
     """Why kernels can't be emulated here; empty where they can."""
-    from flashtune.codegen.emulator.build import find_compiler
+    from flashtune.emulator.build import find_compiler
     from flashtune.errors import MissingDependency
 
     try:

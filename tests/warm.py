@@ -87,7 +87,7 @@ class Warm:
 
 
 def _execute(words: Sequence[str], functions: Any) -> int:
-    from flashtune.cli import main
+    from flashtune.cli.main import main
     from flashtune.errors import FlashtuneError
 
     try:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.plan.config import Config, parameter
+from flashtune.codegen.problem.problem import INPUT_DTYPES, ITEM_BYTES, VECTOR_ALIGNMENT, Problem, Spec
 from flashtune.errors import UnsupportedProblem
 
-from ..config import Config, parameter
-from ..family import Family, Resources, register_cap, too_large, unsupported_width
-from ..gpu import Gpu
-from ..problem import INPUT_DTYPES, ITEM_BYTES, VECTOR_ALIGNMENT, Problem, Spec
-from ..work import Work, fp32_flops_clock, walk
+from .counts import Work, fp32_flops_clock, walk
+from .family import Family, Resources, register_cap, too_large, unsupported_width
 
 MIN_CAPABILITY = (7, 5)
 PACK = 4

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..config import Config, parameter
-from ..family import Family, Resources, register_cap, too_large, unsupported_width
-from ..gpu import Gpu
-from ..problem import MAX_LENGTH, Problem, Spec
-from ..work import Work, masked, tensor_flops_clock, walk
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.plan.config import Config, parameter
+from flashtune.codegen.problem.problem import MAX_LENGTH, Problem, Spec
+
+from .counts import Work, masked, tensor_flops_clock, walk
+from .family import Family, Resources, register_cap, too_large, unsupported_width
 
 ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
 """What tensor cores multiply, by its name in templates/lib/types.cuh."""

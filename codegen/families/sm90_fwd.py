@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..config import Config, parameter
-from ..family import Family, Resources, register_cap, unsupported_width
-from ..gpu import Gpu
-from ..plan import TensorBox
-from ..problem import VECTOR_ALIGNMENT, Problem, Spec
-from ..work import Bound
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.plan.config import Config, parameter
+from flashtune.codegen.plan.plan import TensorBox
+from flashtune.codegen.problem.problem import VECTOR_ALIGNMENT, Problem, Spec
+
+from .counts import Bound
+from .family import Family, Resources, register_cap, unsupported_width
 from .sm80_fwd import ELEMENTS
 from .sm90_time import WARPGROUP_ROWS, predict_seconds
 

@@ -1,4 +1,4 @@
-"""Predicted time of `sm90_fwd`, whose warpgroups overlap in ways that the general model (`codegen.model`) doesn't know.
+"""Predicted time of `sm90_fwd`, whose warpgroups overlap in ways that the general model (`model.py`) doesn't know.
 
 A step of a thread block is one block of keys for each of its warpgroups. It lasts as long as the tensor cores need for
 all of them, or the schedulers for all exponentials and what belongs to them, or as long as one warpgroup is busy from
@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..gpu import Gpu
-from ..problem import Problem
-from ..work import Bound, masked, tensor_flops_clock, walk
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.problem.problem import Problem
+
+from .counts import Bound, masked, tensor_flops_clock, walk
 
 if TYPE_CHECKING:
     from .sm90_fwd import Sm90FwdConfig

@@ -10,27 +10,28 @@ TYPE_CHECKING = False  # of typing, which is not imported: the command line can'
 if TYPE_CHECKING:
     from typing import Any
 
-    from . import errors as errors
-    from ._attention import attention as attention
-    from ._public import choices_digest as choices_digest
-    from ._public import compile as compile
-    from ._public import explain as explain
-    from ._public import plan as plan
-    from ._public import tune as tune
-    from .codegen.problem import Problem as Problem
+    from flashtune import errors as errors
+    from flashtune.call.attention import attention as attention
+    from flashtune.codegen.problem.problem import Problem as Problem
+
+    from .api import choices_digest as choices_digest
+    from .api import compile as compile
+    from .api import explain as explain
+    from .api import plan as plan
+    from .api import tune as tune
 
     __version__: str
 
 __all__ = ["Problem", "__version__", "attention", "choices_digest", "compile", "errors", "explain", "plan", "tune"]
 
 _HOMES = {
-    "Problem": "flashtune.codegen.problem",
-    "attention": "flashtune._attention",
-    "choices_digest": "flashtune._public",
-    "compile": "flashtune._public",
-    "explain": "flashtune._public",
-    "plan": "flashtune._public",
-    "tune": "flashtune._public",
+    "Problem": "flashtune.codegen.problem.problem",
+    "attention": "flashtune.call.attention",
+    "choices_digest": "flashtune.api",
+    "compile": "flashtune.api",
+    "explain": "flashtune.api",
+    "plan": "flashtune.api",
+    "tune": "flashtune.api",
 }
 
 

@@ -12,7 +12,7 @@ try:
     import signal
     import sys
 except KeyboardInterrupt:
-    exec("")  # or Python would end by the signal: see _cli_group.py
+    exec("")  # or Python would end by the signal: see group.py
     raise SystemExit(130) from None
 
 
@@ -24,8 +24,8 @@ def main() -> None:
         # While Python takes its modules down it would let a signal kill the process, whose work is done by then.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
     sys.unraisablehook = _again
-    from .cli import main as commands
-    from .codegen.cuda import own_process
+    from flashtune.cli.main import main as commands
+    from flashtune.codegen.gpu.cuda import own_process
 
     own_process()
     try:

@@ -1,4 +1,4 @@
-// The one kernel argument of every forward family. Mirrored by PARAMS_FIELDS in codegen/plan.py, which a test compares.
+// The one kernel argument of every forward family. Mirrored by PARAMS_FIELDS in codegen/plan/plan.py, which a test compares.
 //
 // q: (batch, seqlen_q, num_heads, head_dim); k: (batch, seqlen_k, num_heads_kv, head_dim); v and out as k and q, with
 // head_dim_v columns. Strides count elements, and the last dimension has stride 1. lse: contiguous (batch, num_heads,

@@ -5,7 +5,7 @@
 
 #pragma once
 
-// What cuTensorMapEncodeTiled writes (codegen/tensor_map.py). A kernel takes it as `const __grid_constant__ TensorMap`
+// What cuTensorMapEncodeTiled writes (codegen/plan/tensor_map.py). A kernel takes it as `const __grid_constant__ TensorMap`
 // and passes its address on: a copy is no tensor map.
 struct alignas(64) TensorMap {
   u64 opaque[16];

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flashtune import _arrays
+from flashtune.call import arrays
 
 sys.path.append(str(Path(__file__).parent))  # fake_arrays.py, fake_layer.py, fake_calls.py, fake_cuda.py
 import fake_arrays
@@ -25,9 +25,9 @@ def fakes(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """Each fake library in turn, with an empty tuning database."""
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
     made = Fakes(request.param)
-    _arrays.register(made.kind)
+    arrays.register(made.kind)
     yield made
-    _arrays.unregister(made.kind)
+    arrays.unregister(made.kind)
 
 
 @pytest.fixture(params=["torch", "cupy"])
@@ -36,7 +36,7 @@ def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
     from fake_cuda import FakeCuda
 
-    from flashtune.codegen.cuda import runtime
+    from flashtune.codegen.gpu.cuda import runtime
 
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
     cuda = FakeCuda(monkeypatch)
@@ -51,9 +51,9 @@ def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(fake_arrays, "allocate", asked)
     made = Fakes(request.param, cuda.layer)
-    _arrays.register(made.kind)
+    arrays.register(made.kind)
     yield made
-    _arrays.unregister(made.kind)
+    arrays.unregister(made.kind)
 
 
 @pytest.fixture

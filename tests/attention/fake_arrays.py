@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from fake_layer import FakeLayer, memory, own
 
-from flashtune._cupy import CupyArrays
-from flashtune._torch import TorchArrays
+from flashtune.call.cupy_arrays import CupyArrays
+from flashtune.call.torch_arrays import TorchArrays
 
 
 class FakeTensor:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flashtune import attention
-from flashtune.codegen.reference import tiled_attention
+from flashtune.codegen.problem.reference import tiled_attention
 from flashtune.errors import FlashtuneError
 
 

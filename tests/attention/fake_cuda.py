@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from flashtune._device import CudaLayer
+from flashtune.call.layer import CudaLayer
 from flashtune.codegen import launch
-from flashtune.codegen.compile import Compiled
-from flashtune.codegen.cuda import driver as cupy_driver
-from flashtune.codegen.cuda import runtime as cupy_runtime
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.compiler.nvrtc import Compiled
+from flashtune.codegen.gpu.cuda import driver as cupy_driver
+from flashtune.codegen.gpu.cuda import runtime as cupy_runtime
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 UNSUPPORTED, INVALIDATED, IMPLICIT = 900, 901, 906

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from flashtune.codegen.compile import Compiled
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.plan import TENSORS, Plan, describe_map, pack_arguments
-from flashtune.codegen.reference import tiled_attention
+from flashtune.codegen.compiler.nvrtc import Compiled
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.plan.plan import TENSORS, Plan, describe_map, pack_arguments
+from flashtune.codegen.problem.reference import tiled_attention
 from flashtune.errors import InvalidInput, LaunchError
 
 DEVICES = (0, 1)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from fake_calls import expected, inputs, same
 
-from flashtune import _gpu_arrays, attention
-from flashtune._arrays import forget
+from flashtune import attention
+from flashtune.call import gpu_arrays
+from flashtune.call.arrays import forget
 from flashtune.codegen.families.fma_fwd import FmaFwd
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Spec
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Spec
 from flashtune.errors import LaunchError
 
 
@@ -77,7 +78,7 @@ def test_calls_of_two_kinds_take_turns(fakes: Any) -> None:
 
 
 def test_the_memo_is_bounded(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_gpu_arrays, "MEMO_LIMIT", 3)
+    monkeypatch.setattr(gpu_arrays, "MEMO_LIMIT", 3)
     fakes.layer.loading.set()
     for rows in (1, 2, 3, 4, 5, 1):
         q = fakes.random(1, rows, 1, 16)
@@ -133,5 +134,5 @@ def test_an_untuned_problem_is_captured_once_and_warm_calls_write_nothing(
     attention(q, k, v)
     (line,) = path.read_text().splitlines()
     assert json.loads(line)["problem"]["seqlen_q"] == 77
-    monkeypatch.setattr("flashtune._choose.capture", lambda *_: pytest.fail("a warm call captures"))
+    monkeypatch.setattr("flashtune.call.choose.capture", lambda *_: pytest.fail("a warm call captures"))
     attention(q, k, v, causal=False)

@@ -135,8 +135,8 @@ def test_a_capture_that_has_failed_is_named(library: Fakes, cuda: FakeCuda) -> N
 
 def test_compile_beside_a_capture(library: Fakes, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """F2: compile() loads as a first call does."""
-    monkeypatch.setattr("flashtune._device.CudaLayer.shared", lambda: cuda.layer)
-    monkeypatch.setattr("flashtune._public._gpu", lambda gpu: cuda.layer.gpu(0))
+    monkeypatch.setattr("flashtune.call.layer.CudaLayer.shared", lambda: cuda.layer)
+    monkeypatch.setattr("flashtune.api._gpu", lambda gpu: cuda.layer.gpu(0))
     problem = flashtune.Problem(
         dtype="float16", head_dim=64, batch=1, seqlen_q=9, seqlen_k=9, num_heads=1, num_heads_kv=1
     )

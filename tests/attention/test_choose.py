@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from flashtune._choose import plan_for
-from flashtune.codegen.config import Config
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.model import default_config
-from flashtune.codegen.plan import Plan
-from flashtune.codegen.problem import Problem
+from flashtune.call.choose import plan_for
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.plan.plan import Plan
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import CompileError
-from flashtune.tuned_db.captured import Captured, read_captured
-from flashtune.tuned_db.lookup import find
+from flashtune.tuned_db.lookup.captured import Captured, read_captured
+from flashtune.tuned_db.lookup.lookup import find
 
 LONG = Problem(dtype="bfloat16", head_dim=128, batch=4, seqlen_q=4096, seqlen_k=4096, num_heads=16, num_heads_kv=16)
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("flashtune._choose._warned", False)
+    monkeypatch.setattr("flashtune.call.choose._warned", False)
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "none.db"))
 
 
@@ -77,7 +77,9 @@ def test_a_problem_without_a_tuned_config_of_its_own_is_captured(
 def test_a_tuned_problem_and_a_config_of_the_caller_are_not_captured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("flashtune._choose.find", lambda *_: replace(find(LONG, gpu_by_alias("h200")), level="exact"))
+    monkeypatch.setattr(
+        "flashtune.call.choose.find", lambda *_: replace(find(LONG, gpu_by_alias("h200")), level="exact")
+    )
     assert captured_of(monkeypatch, tmp_path, LONG, None) == []
     untuned = replace(LONG, seqlen_q=4094, seqlen_k=4094)
     assert captured_of(monkeypatch, tmp_path, untuned, default_config(untuned, gpu_by_alias("h200"))) == []

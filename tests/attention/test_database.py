@@ -15,16 +15,16 @@ import pytest
 from broken_files import a_directory, cut_in_half, emptied, random_bytes
 
 from flashtune import attention
-from flashtune._arrays import forget
-from flashtune.codegen.config import Config
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.model import default_config
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.reference import tiled_attention
-from flashtune.tuned_db import lookup
-from flashtune.tuned_db.lookup import source_digest
-from flashtune.tuned_db.records import Measurement, new_id, now
-from flashtune.tuned_db.store import Store
+from flashtune.call.arrays import forget
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.codegen.problem.reference import tiled_attention
+from flashtune.tuned_db.lookup import lookup
+from flashtune.tuned_db.lookup.lookup import source_digest
+from flashtune.tuned_db.records.measurement import Measurement, new_id, now
+from flashtune.tuned_db.store.store import Store
 
 PROBLEM = Problem(dtype="float16", head_dim=16, batch=2, seqlen_q=5, seqlen_k=7, num_heads=4, num_heads_kv=2)
 H100 = gpu_by_alias("h100")

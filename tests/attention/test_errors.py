@@ -11,8 +11,8 @@ import pytest
 from fake_calls import refused
 
 from flashtune import attention
-from flashtune.codegen.config import Config
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
+from flashtune.codegen.plan.config import Config
 from flashtune.errors import CompileError, IllegalConfig, InvalidInput, InvalidType, UnsupportedProblem
 
 GOOD: dict[str, Any] = {
@@ -159,7 +159,7 @@ def test_a_config_of_no_family(fakes: Any) -> None:
 
 
 def test_a_kernel_that_can_not_be_built(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashtune._choose._warned", False)
+    monkeypatch.setattr("flashtune.call.choose._warned", False)
     fakes.layer.failure = CompileError("no")
     q = fakes.random(1, 4, 2, 16)
     with pytest.warns(RuntimeWarning, match="can't be used"), pytest.raises(CompileError, match="no"):

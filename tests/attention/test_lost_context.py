@@ -16,8 +16,8 @@ pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=Im
 from cuda.bindings import driver, runtime
 from fake_cuda import FakeCuda
 
-from flashtune._device import CudaLayer
-from flashtune.codegen import cuda as cuda_module
+from flashtune.call.layer import CudaLayer
+from flashtune.codegen.gpu import cuda as cuda_module
 
 COLD = (
     "getDevice",
@@ -78,8 +78,8 @@ def test_a_warm_call_after_the_context_is_lost(
 def test_compile_after_the_context_is_lost(
     library: Fakes, cuda: FakeCuda, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashtune._device.CudaLayer.shared", lambda: cuda.layer)
-    monkeypatch.setattr("flashtune._public._gpu", lambda gpu: cuda.layer.gpu(0))
+    monkeypatch.setattr("flashtune.call.layer.CudaLayer.shared", lambda: cuda.layer)
+    monkeypatch.setattr("flashtune.api._gpu", lambda gpu: cuda.layer.gpu(0))
     sizes = {"batch": 1, "seqlen_q": 9, "seqlen_k": 9, "num_heads": 1, "num_heads_kv": 1}
     cuda.status, cuda.failing = 719, failing
     with pytest.raises(ContextLost, match="Start a new process") as caught:
@@ -93,7 +93,7 @@ def test_the_current_device_of_a_lost_context(monkeypatch: pytest.MonkeyPatch) -
     def lost() -> int:
         raise cuda_module.runtime.CUDARuntimeError(700)
 
-    monkeypatch.setattr("flashtune.codegen.device.require_device", lambda: None)
+    monkeypatch.setattr("flashtune.codegen.gpu.devices.require_device", lambda: None)
     monkeypatch.setattr(cuda_module.runtime, "getDevice", lost)
     problem = flashtune.Problem(
         dtype="float16", head_dim=64, batch=1, seqlen_q=9, seqlen_k=9, num_heads=1, num_heads_kv=1

@@ -10,8 +10,8 @@ import pytest
 
 from flashtune import attention
 from flashtune.codegen.families.sm80_fwd import Sm80FwdConfig
-from flashtune.codegen.reference import plain_attention
-from flashtune.codegen.tolerance import judge
+from flashtune.codegen.problem.reference import plain_attention
+from flashtune.codegen.problem.tolerance import judge
 from flashtune.errors import InvalidInput, InvalidType
 
 DTYPES = [np.float16, "bfloat16", np.float32]

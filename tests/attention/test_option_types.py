@@ -13,7 +13,8 @@ import pytest
 from fake_arrays import Fakes
 from fake_calls import expected
 
-from flashtune import _arrays, attention
+from flashtune import attention
+from flashtune.call import arrays
 from flashtune.errors import InvalidType
 
 TAKEN: list[tuple[str, Any, Any]] = [
@@ -61,9 +62,9 @@ def q(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monkey
         return
     monkeypatch.setenv("FLASHTUNE_DB", str(tmp_path / "tuned.db"))
     library = Fakes(request.param)
-    _arrays.register(library.kind)
+    arrays.register(library.kind)
     yield library.random(1, 8, 2, 16)
-    _arrays.unregister(library.kind)
+    arrays.unregister(library.kind)
 
 
 @pytest.mark.parametrize(("name", "given", "meant"), TAKEN, ids=repr)

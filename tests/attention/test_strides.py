@@ -11,9 +11,10 @@ import pytest
 from fake_arrays import FakeArray, Fakes
 from fake_calls import expected, inputs, same
 
-from flashtune import _arrays, attention
-from flashtune._arrays import Facts
-from flashtune._check import _is_aligned
+from flashtune import attention
+from flashtune.call import arrays as arrays
+from flashtune.call.arrays import Facts
+from flashtune.call.check import _is_aligned
 
 
 def test_each_tensor_keeps_its_own_strides(fakes: Any) -> None:
@@ -40,7 +41,7 @@ def test_arrays_may_say_that_they_are_contiguous(says: bool, monkeypatch: pytest
     if not says:
         monkeypatch.delattr(FakeArray, "_c_contiguous")
     fakes = Fakes("cupy")
-    _arrays.register(fakes.kind)
+    arrays.register(fakes.kind)
     try:
         q, k, v = inputs(fakes)
         spread = fakes.array(np.repeat(k.host, 2, axis=1)[:, ::2])
@@ -48,7 +49,7 @@ def test_arrays_may_say_that_they_are_contiguous(says: bool, monkeypatch: pytest
             same(attention(q, keys, v), expected(q, keys, v)[0])
         assert len({launch.strides for launch in fakes.layer.launches}) == 2
     finally:
-        _arrays.unregister(fakes.kind)
+        arrays.unregister(fakes.kind)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flashtune import attention
-from flashtune._torch import TorchArrays
+from flashtune.call.torch_arrays import TorchArrays
 from flashtune.errors import InvalidInput, InvalidType
 
 pytestmark = pytest.mark.parametrize("fakes", ["torch"], indirect=True)

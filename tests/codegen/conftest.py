@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parent))
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, which need not exist, in a process that has said nothing of it yet."""
-    from flashtune.codegen import cache_folder
+    from flashtune.codegen.cache import cache_folder
 
     monkeypatch.setattr(cache_folder, "_warned", False)
     monkeypatch.setattr(cache_folder, "_stand_in", None)

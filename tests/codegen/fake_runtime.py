@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from flashtune.codegen.device import DeviceAttributes
+from flashtune.codegen.gpu.devices import DeviceAttributes
 
 H200 = DeviceAttributes(
     name="NVIDIA H200",

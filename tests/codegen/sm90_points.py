@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from flashtune.codegen.compiler.render import Source
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd, Sm90FwdConfig
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.problem import Problem, Spec
-from flashtune.codegen.render import Source, render_source
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.problem.problem import Problem, Spec
 
 FAMILY = Sm90Fwd()
 H200 = gpu_by_alias("h200")
@@ -40,7 +40,7 @@ def problem(seqlen_q: int, seqlen_k: int, **changes: object) -> Problem:
 
 
 def source(spec: Spec, chosen: Sm90FwdConfig) -> Source:
-    return render_source(FAMILY.name, spec, chosen, FAMILY.names(chosen, spec))
+    return FAMILY.source(chosen, spec)
 
 
 def default(spec: Spec, gpu: Gpu = H200) -> Sm90FwdConfig:

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from flashtune import settings
-from flashtune.codegen import cache, private_folder
-from flashtune.codegen.cache import cache_key, compiled, pack, serve_only, unpack
-from flashtune.codegen.compile import Compiled
-from flashtune.codegen.render import Source
+from flashtune.codegen.cache import private_folder
+from flashtune.codegen.compiler import kernel_cache
+from flashtune.codegen.compiler.kernel_cache import cache_key, compiled, pack, serve_only, unpack
+from flashtune.codegen.compiler.nvrtc import Compiled
+from flashtune.codegen.compiler.render import Source
 from flashtune.errors import CompileError
 
 SOURCE = Source("kernel.cu", 'extern "C" __global__ void kernel() {}  // ü')
@@ -51,8 +52,8 @@ class Compiler:
 def compiler(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiler:
     fake = Compiler()
     monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path / "mon cache é 内核"))
-    monkeypatch.setattr(cache, "compile_source", fake)
-    monkeypatch.setattr(cache, "nvrtc_version", lambda: fake.version)
+    monkeypatch.setattr(kernel_cache, "compile_source", fake)
+    monkeypatch.setattr(kernel_cache, "nvrtc_version", lambda: fake.version)
     return fake
 
 
@@ -88,7 +89,7 @@ def test_other_source_or_options_are_another_key(compiler: Compiler, monkeypatch
     key = cache_key(SOURCE, "sm_90a")
     assert cache_key(Source("kernel.cu", SOURCE.text + "\n"), "sm_90a") != key
     assert cache_key(Source("renamed.cu", SOURCE.text), "sm_90a") == key
-    monkeypatch.setattr(cache, "OPTIONS", ("--std=c++20",))
+    monkeypatch.setattr(kernel_cache, "OPTIONS", ("--std=c++20",))
     assert cache_key(SOURCE, "sm_90a") != key
 
 
@@ -156,9 +157,9 @@ def test_any_flipped_byte_is_found(compiler: Compiler) -> None:
         b"[]",
         b"not json",
         b"\xff",
-        json.dumps({"format": cache.FORMAT}).encode(),
+        json.dumps({"format": kernel_cache.FORMAT}).encode(),
         json.dumps({"format": "flashtune cubin 0"}).encode(),
-        json.dumps({"format": cache.FORMAT, "key": "k", "registers": "168"}).encode(),
+        json.dumps({"format": kernel_cache.FORMAT, "key": "k", "registers": "168"}).encode(),
         b"[" * 100_000,
     ],
 )
@@ -258,7 +259,7 @@ def test_a_source_that_does_not_compile_is_not_cached(compiler: Compiler, monkey
     def refuse(source: Source, arch: str) -> Compiled:
         raise CompileError("no")
 
-    monkeypatch.setattr(cache, "compile_source", refuse)
+    monkeypatch.setattr(kernel_cache, "compile_source", refuse)
     with pytest.raises(CompileError):
         compiled(SOURCE, "sm_90a")
     assert not cubin_dir().exists()
@@ -269,7 +270,7 @@ def test_a_real_kernel_survives_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_p
     pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
     monkeypatch.setenv("FLASHTUNE_CACHE_DIR", str(tmp_path))
     first = compiled(SOURCE, "sm_90a")
-    monkeypatch.setattr(cache, "compile_source", lambda source, arch: pytest.fail("compiled twice"))
+    monkeypatch.setattr(kernel_cache, "compile_source", lambda source, arch: pytest.fail("compiled twice"))
     assert compiled(SOURCE, "sm_90a") == first
     assert first.cubin.startswith(b"\x7fELF")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flashtune.codegen.cache_folder import (
+from flashtune.codegen.cache.cache_folder import (
     CUBINS,
     EMULATOR,
     FAILED,

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flashtune.codegen import cache
+from flashtune.codegen.compiler import kernel_cache
 
 WORKER = """
 import sys
-from flashtune.codegen import cache
-from flashtune.codegen.compile import Compiled
-from flashtune.codegen.render import Source
+from flashtune.codegen.compiler import kernel_cache as cache
+from flashtune.codegen.compiler.nvrtc import Compiled
+from flashtune.codegen.compiler.render import Source
 
 def build(source, arch):
     cubin = source.text.encode() * 20000
@@ -34,7 +34,7 @@ def test_processes_that_share_a_cache_never_see_half_an_entry(tmp_path: Path) ->
     environment = {
         **os.environ,
         "FLASHTUNE_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": str(Path(cache.__file__).parents[2]),
+        "PYTHONPATH": str(Path(kernel_cache.__file__).parents[2]),
     }
     workers = [
         subprocess.Popen([sys.executable, "-c", WORKER, str(each)], env=environment, stderr=subprocess.PIPE, text=True)
@@ -55,7 +55,7 @@ def test_processes_are_right_while_somebody_removes_the_cache(tmp_path: Path) ->
     environment = {
         **os.environ,
         "FLASHTUNE_CACHE_DIR": str(folder),
-        "PYTHONPATH": str(Path(cache.__file__).parents[2]),
+        "PYTHONPATH": str(Path(kernel_cache.__file__).parents[2]),
     }
     workers = [
         subprocess.Popen([sys.executable, "-c", WORKER, str(each)], env=environment, stderr=subprocess.PIPE, text=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import flashtune
-from flashtune.codegen import cache_folder, private_folder
-from flashtune.codegen.cache_folder import (
+from flashtune.codegen.cache import cache_folder, private_folder
+from flashtune.codegen.cache.cache_folder import (
     CUBINS,
     CUPY,
     FAILED,
@@ -49,7 +49,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 STAND_IN = """
 import os, sys
-from flashtune.codegen import cache_folder as it
+from flashtune.codegen.cache import cache_folder as it
 it.write_entry("cubins", "a", b"1")
 if os.fork() == 0:
     sys.exit()
@@ -75,7 +75,7 @@ def test_processes_share_what_stands_in_and_say_nothing_more(
     assert folder is not None
     assert mode(folder) == 0o700
     assert len(warnings(caplog)) == 1
-    code = "import sys, pathlib; from flashtune.codegen import cache_folder as it; it.take_over(pathlib.Path({!r})); "
+    code = "import pathlib; from flashtune.codegen.cache import cache_folder as it; it.take_over(pathlib.Path({!r})); "
     done = run(f"{code.format(str(folder))}it.write_entry('cubins', 'a', b'1')", FLASHTUNE_CACHE_DIR="/dev/null/cache")
     assert (done.returncode, done.stderr) == (0, "")
     assert read_entry(CUBINS, "a") == b"1"

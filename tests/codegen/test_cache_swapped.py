@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flashtune.codegen.cache_folder import EMULATOR, TEMPLATES, open_entry, read_entry, write_entry
-from flashtune.codegen.emulator.program import EXECUTABLE, runnable
+from flashtune.codegen.cache.cache_folder import EMULATOR, TEMPLATES, open_entry, read_entry, write_entry
+from flashtune.emulator.program import EXECUTABLE, runnable
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of POSIX"),

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen import compile as compiling
-from flashtune.codegen.compile import Compiled, buildable_arch, compile_source, nvrtc_version
-from flashtune.codegen.gpu_table import GPUS
-from flashtune.codegen.render import Source
+from flashtune.codegen.compiler import nvrtc as compiling
+from flashtune.codegen.compiler.nvrtc import Compiled, buildable_arch, compile_source, nvrtc_version
+from flashtune.codegen.compiler.render import Source
+from flashtune.codegen.gpu.table import GPUS
 from flashtune.errors import CompileError, MissingDependency
 
 ARCHS = sorted({gpu.arch for gpu in GPUS.values()})

@@ -14,15 +14,15 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtune._cli_explain import problem_flags
-from flashtune.cli import main
-from flashtune.codegen.config import Config
-from flashtune.codegen.family import family, supporting
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.model import predict
-from flashtune.codegen.problem import Problem, Spec
-from flashtune.codegen.roofline import limit
-from flashtune.codegen.work import masked, walk
+from flashtune.cli.explain import problem_flags
+from flashtune.cli.main import main
+from flashtune.codegen.families.counts import masked, walk
+from flashtune.codegen.families.model import predict
+from flashtune.codegen.families.registry import family, supporting
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.roofline import limit
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem, Spec
 
 GPUS = ("h200", "a100", "t4")
 BLOCKS = st.sampled_from((16, 32, 48, 64, 128))

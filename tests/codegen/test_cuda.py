@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import flashtune
-from flashtune.codegen import cuda
+from flashtune.codegen.gpu import cuda
 
 SOURCE = Path(flashtune.__file__).parents[1]
 
@@ -27,10 +27,10 @@ class cuda:
 """
 IMPORT = """
 import os, sys
-from flashtune.codegen import cuda
+from flashtune.codegen.gpu import cuda
 before = dict(os.environ)
 try:
-    from flashtune.codegen.cuda import cupy, runtime
+    from flashtune.codegen.gpu.cuda import cupy, runtime
     assert runtime == "runtime"
     print(cupy.folder)
 except ImportError as error:
@@ -179,14 +179,14 @@ def test_whatever_its_import_raises_is_one_error_and_stays_it(
 
 def test_a_name_that_is_not_there_is_an_ordinary_error() -> None:
     with pytest.raises(ImportError, match="nothing"):
-        from flashtune.codegen.cuda import nothing  # noqa: F401
+        from flashtune.codegen.gpu.cuda import nothing  # noqa: F401
     with pytest.raises(AttributeError, match="nothing"):
         _ = cuda.nothing
 
 
 # The real one
 
-NVRTC = "from flashtune.codegen.compile import nvrtc_version; print(nvrtc_version())"
+NVRTC = "from flashtune.codegen.compiler.nvrtc import nvrtc_version; print(nvrtc_version())"
 
 
 @pytest.mark.nvrtc
@@ -201,7 +201,7 @@ def test_nvrtc_is_there_without_a_home_directory(tmp_path: Path, home: str | Non
 def test_cupy_takes_the_folder_that_it_is_given(tmp_path: Path) -> None:
     pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)
     (tmp_path / "home").mkdir()
-    code = "from flashtune.codegen import cuda; cuda.own_process(); cuda.cupy"
+    code = "from flashtune.codegen.gpu import cuda; cuda.own_process(); cuda.cupy"
     run(code, tmp_path, home=str(tmp_path / "home"))
     assert not list((tmp_path / "home").iterdir())
     run(code.replace("cuda.own_process();", ""), tmp_path, home=str(tmp_path / "home"))

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from fake_runtime import H200
 
-from flashtune.codegen import device
-from flashtune.codegen.device import DeviceAttributes, gpu_from_attributes
-from flashtune.codegen.gpu_table import GPUS, ROWS, Row
+from flashtune.codegen.gpu import devices
+from flashtune.codegen.gpu.devices import DeviceAttributes, gpu_from_attributes
+from flashtune.codegen.gpu.table import GPUS, ROWS, Row
 
 
 def attributes_of(row: Row, name: str) -> DeviceAttributes:
@@ -151,8 +151,8 @@ def test_memory_does_not_depend_on_what_the_driver_keeps_of_it(memory: float) ->
 
 @pytest.mark.gpu
 def test_a_real_card_gives_attributes_that_fit_its_row() -> None:
-    attributes = device.device_attributes(0)
-    gpu = device.gpu_of_device(0)
+    attributes = devices.device_attributes(0)
+    gpu = devices.gpu_of_device(0)
     assert gpu.num_sms == attributes.num_sms
     assert gpu.l2_bytes == attributes.l2_bytes
     built = gpu_from_attributes(dataclasses.replace(attributes, name="NVIDIA Zeta 9"))

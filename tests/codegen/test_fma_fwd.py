@@ -10,13 +10,12 @@ from dataclasses import replace
 import pytest
 from turns import checkered
 
+from flashtune.codegen.families.family import register_cap
 from flashtune.codegen.families.fma_fwd import FmaFwd, FmaFwdConfig
-from flashtune.codegen.family import register_cap
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.gpu_table import GPUS
-from flashtune.codegen.model import predict
-from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
-from flashtune.codegen.render import render_source
+from flashtune.codegen.families.model import predict
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import GPUS
+from flashtune.codegen.problem.problem import ITEM_BYTES, Problem, Spec
 from flashtune.errors import InvalidInput
 
 FAMILY = FmaFwd()
@@ -227,7 +226,7 @@ WIDTHS = ((24, 0), (64, 0), (128, 0), (256, 0), (192, 128), (40, 136))
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(("gpu", "widths"), checkered(ARCHS, WIDTHS))
 def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str, widths: tuple[int, int]) -> None:
-    from flashtune.codegen.compile import compile_source
+    from flashtune.codegen.compiler.nvrtc import compile_source
 
     draw = random.Random(f"{gpu} {widths}")
     device = gpu_by_alias(gpu)
@@ -249,7 +248,7 @@ def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str, widths: tu
         (spec, draw.choice(promised)),
     ):
         assert isinstance(each, FmaFwdConfig)
-        source = render_source(FAMILY.name, asked, each, FAMILY.names(each, asked))
+        source = FAMILY.source(each, asked)
         built = compile_source(source, device.arch)
         assert built.spill_bytes == 0, f"{asked} {each}: {built.spill_bytes} bytes"
         assert built.registers <= register_cap(each.num_threads, each.blocks_per_sm), f"{asked} {each}"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flashtune.codegen.config import Config
+from flashtune.codegen.compiler.render import Source, without_directives
 from flashtune.codegen.families.fma_fwd import FmaFwdConfig
+from flashtune.codegen.families.registry import family
 from flashtune.codegen.families.sm80_fwd import Sm80FwdConfig
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
-from flashtune.codegen.family import family
-from flashtune.codegen.problem import Spec
-from flashtune.codegen.render import Source, render_source, without_directives
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Spec
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -105,8 +105,7 @@ WITH_PRODUCTS = ("sm90_fwd-bfloat16-d128", "sm90_fwd-float16-d72-two-blocks")
 
 
 def rendered(spec: Spec, config: Config) -> Source:
-    rules = family(config.family)
-    return render_source(rules.name, spec, config, rules.names(config, spec))
+    return family(config.family).source(config, spec)
 
 
 def kernel(spec: Spec, config: Config) -> str:

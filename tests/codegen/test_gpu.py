@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flashtune.codegen.gpu import CAPABILITIES, OLDEST, Gpu, arch_of, gpu_by_alias, nearest_known
+from flashtune.codegen.gpu.gpu import CAPABILITIES, OLDEST, Gpu, arch_of, gpu_by_alias, nearest_known
 from flashtune.errors import UnknownGpu
 
 KIB = 1024

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from flashtune.codegen.gpu import CAPABILITIES
-from flashtune.codegen.gpu_table import ALIASES, GPUS, REPORTED, ROWS, Row
+from flashtune.codegen.gpu.gpu import CAPABILITIES
+from flashtune.codegen.gpu.table import ALIASES, GPUS, REPORTED, ROWS, Row
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.gpu.name)
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.tensor_map import MAP_BYTES, TensorMap
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.tensor_map import MAP_BYTES, TensorMap
+from flashtune.codegen.problem.problem import Problem
 
 launch = pytest.importorskip("flashtune.codegen.launch", reason="CuPy is not installed")
 

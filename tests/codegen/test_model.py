@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen import model
-from flashtune.codegen.compile import compile_source
+from flashtune.codegen.compiler.nvrtc import compile_source
+from flashtune.codegen.families import model
+from flashtune.codegen.families.counts import Work, tensor_flops_clock, walk
+from flashtune.codegen.families.family import Resources
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
-from flashtune.codegen.family import Resources
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import render_source
-from flashtune.codegen.work import Work, tensor_flops_clock, walk
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -244,7 +243,7 @@ def test_what_is_chosen_for_a_card_compiles_without_spills_and_fits(name: str, h
     order = sorted(legal, key=lambda each: (model.preference(expected[each], spills[each]), each.key))
     for config in order[:8]:
         assert isinstance(config, Sm80FwdConfig)
-        source = render_source(rules.name, problem.spec, config, rules.names(config, problem.spec))
+        source = rules.source(config, problem.spec)
         built = compile_source(source, gpu.arch)
         estimate = model.predict(problem, config, gpu, built)
         if not built.spill_bytes and estimate.seconds <= fastest * model.SPILL_MARGIN:

@@ -8,9 +8,9 @@ from importlib import resources
 import pytest
 
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.plan import ARGUMENTS, PARAMS_BYTES, PARAMS_FIELDS, POINTERS, Plan, pack_arguments
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.plan import ARGUMENTS, PARAMS_BYTES, PARAMS_FIELDS, POINTERS, Plan, pack_arguments
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import IllegalConfig, UnsupportedProblem
 
 PROBLEM = Problem(

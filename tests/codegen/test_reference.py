@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashtune.codegen.reference import plain_attention, rounded, tiled_attention
-from flashtune.codegen.tolerance import attention_tolerances
+from flashtune.codegen.problem.reference import plain_attention, rounded, tiled_attention
+from flashtune.codegen.problem.tolerance import attention_tolerances
 
 INFINITY = math.inf
 Attention = Callable[..., tuple[Any, Any]]

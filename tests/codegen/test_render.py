@@ -9,10 +9,10 @@ from pathlib import Path
 import jinja2
 import pytest
 
+from flashtune.codegen.compiler.render import Source, Templates, templates
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Spec
-from flashtune.codegen.render import Source, Templates, render_source
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Spec
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 SPEC = Spec(dtype="float16", head_dim=64)
@@ -23,7 +23,7 @@ X, Y = "#pragma once\nint x;\n", '#pragma once\n#include "x.cuh"\nint y;  // use
 
 
 def rendered(spec: Spec = SPEC) -> Source:
-    return render_source("sm80_fwd", spec, CONFIG, FAMILY.names(CONFIG, spec))
+    return FAMILY.source(CONFIG, spec)
 
 
 @pytest.mark.parametrize("spec", [SPEC, dataclasses.replace(SPEC, causal=True)], ids=str)
@@ -53,7 +53,7 @@ def test_nothing_of_the_template_language_is_left() -> None:
 
 def test_a_missing_name_raises() -> None:
     with pytest.raises(jinja2.UndefinedError, match="element"):
-        render_source("sm80_fwd", SPEC, CONFIG, {})
+        templates().render("sm80_fwd.cu.jinja", {"spec": SPEC, "config": CONFIG})
 
 
 def test_digest_ignores_comments_blank_lines_and_line_directives() -> None:

@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 from turns import checkered
 
+from flashtune.codegen.families.family import register_cap
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
-from flashtune.codegen.family import register_cap
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.gpu_table import GPUS
-from flashtune.codegen.problem import Problem, Spec
-from flashtune.codegen.render import render_source
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import GPUS
+from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.errors import IllegalConfig, InvalidInput
 
 FAMILY = Sm80Fwd()
@@ -191,7 +190,7 @@ def test_the_workspace_is_laid_out_as_the_kernel_does_it() -> None:
 
 
 def test_the_number_of_parts_is_not_in_the_source() -> None:
-    sources = {each: render_source(FAMILY.name, SPEC, config(num_splits=each), FAMILY.names(config(), SPEC)).text
+    sources = {each: FAMILY.source(config(num_splits=each), SPEC).text
                for each in (0, 1, 2, 64)}  # fmt: skip
     assert sources[0] == sources[2] == sources[64] != sources[1]
 
@@ -209,7 +208,7 @@ ARCHS = {
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(("gpu", "head_dim"), checkered(ARCHS, (16, 72, 128, 256)))
 def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str, head_dim: int) -> None:
-    from flashtune.codegen.compile import compile_source
+    from flashtune.codegen.compiler.nvrtc import compile_source
 
     draw = random.Random(f"{gpu} {head_dim}")
     device = gpu_by_alias(gpu)
@@ -223,7 +222,7 @@ def test_sample_compiles_and_keeps_the_promise_of_no_spills(gpu: str, head_dim: 
     legal, _ = FAMILY.enumerate(spec, device)
     promised = [each for each in legal if FAMILY.resources(each, spec).spill_free]
     for each in [FAMILY.default(spec, device), *draw.sample(promised, 2)]:
-        built = compile_source(render_source(FAMILY.name, spec, each, FAMILY.names(each, spec)), device.arch)
+        built = compile_source(FAMILY.source(each, spec), device.arch)
         allowed = 0 if each in promised else SPILL_LIMIT
         assert built.spill_bytes <= allowed, f"{spec} {each}: {built.spill_bytes} bytes"
         assert built.registers <= register_cap(32 * each.num_warps, each.blocks_per_sm), f"{spec} {each}"

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from sm90_points import FAMILY, H200, SPEC, config, default, problem
 
+from flashtune.codegen.families.model import default_config
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.gpu_table import GPUS
-from flashtune.codegen.model import default_config
-from flashtune.codegen.problem import Problem, Spec
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import GPUS
+from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.errors import IllegalConfig, InvalidInput, UnsupportedProblem
 
 HOPPER = [name for name, each in GPUS.items() if each.capability == (9, 0)]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from sm90_points import FAMILY, H200, SPEC, config, problem, source
 
-from flashtune.codegen.family import register_cap
-from flashtune.codegen.plan import Strides, TensorBox, describe_map
+from flashtune.codegen.families.family import register_cap
+from flashtune.codegen.plan.plan import Strides, TensorBox, describe_map
 from flashtune.errors import InvalidInput
 
 # ---- Resources and the plan ----

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from flashtune.codegen.families.model import default_config, predict
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd, Sm90FwdConfig
 from flashtune.codegen.families.sm90_time import CONSTANTS, TimeConstants, predict_seconds
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.model import default_config, predict
-from flashtune.codegen.problem import Problem
-from flashtune.tuner.presets import preset
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.tune.presets import preset
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 GPU = gpu_by_alias("h200")

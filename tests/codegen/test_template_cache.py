@@ -11,7 +11,7 @@ import jinja2
 import pytest
 
 import flashtune
-from flashtune.codegen.template_cache import TemplateCache
+from flashtune.codegen.compiler.template_cache import TemplateCache
 
 
 def rendered(text: str = "{{x}} and more") -> str:
@@ -63,7 +63,7 @@ def test_a_cache_that_cant_be_written_is_not_missed(tmp_path: Path, folder: Path
 
 NO_COMPILE = """
 import jinja2
-from flashtune.codegen.render import templates
+from flashtune.codegen.compiler.render import templates
 jinja2.Environment._generate = None  # would be called
 templates()._environment.get_template("fma_fwd.cu.jinja")
 """

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen import tensor_map
-from flashtune.codegen.emulator.tensors import MAP_ADDRESS, encode_for_emulator
-from flashtune.codegen.tensor_map import MAP_BYTES, TensorMap
+from flashtune.codegen.plan import tensor_map
+from flashtune.codegen.plan.tensor_map import MAP_BYTES, TensorMap
+from flashtune.emulator.tensors import MAP_ADDRESS, encode_for_emulator
 from flashtune.errors import InvalidInput, NoGpu
 
 GOOD = TensorMap(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashtune.codegen.reference import plain_attention
-from flashtune.codegen.tolerance import attention_tolerances, judge, tolerance, ulp
+from flashtune.codegen.problem.reference import plain_attention
+from flashtune.codegen.problem.tolerance import attention_tolerances, judge, tolerance, ulp
 from flashtune.errors import InvalidInput
 
 INFINITY = math.inf

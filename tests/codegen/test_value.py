@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flashtune.codegen import value
+from flashtune import values
+from flashtune.codegen.families.registry import read_config
 from flashtune.codegen.families.sm80_fwd import Sm80FwdConfig
-from flashtune.codegen.family import read_config
-from flashtune.codegen.problem import MAX_LENGTH, Problem
+from flashtune.codegen.problem.problem import MAX_LENGTH, Problem
 from flashtune.errors import FlashtuneError, InvalidInput, InvalidType
 
 FIELDS: dict[str, Any] = {
@@ -91,7 +91,7 @@ def test_the_end_of_the_last_tile_fits_32_bits() -> None:
 def test_a_problem_comes_back_from_json() -> None:
     for change in ({}, {"causal": True, "alignment": 2}, {"out_dtype": "float64"}, {"head_dim_v": 40}):
         problem = Problem(**FIELDS | change)
-        again = value.from_json(Problem, json.loads(json.dumps(value.to_json(problem))))
+        again = values.from_json(Problem, json.loads(json.dumps(values.to_json(problem))))
         assert again == problem
         assert again.key == problem.key
 
@@ -101,8 +101,8 @@ def test_values_as_wide_as_keys_are_not_in_the_key() -> None:
     plain, same, wide = (Problem(**FIELDS | {"head_dim_v": width}) for width in (0, 64, 128))
     assert plain == same
     assert (same.head_dim_v, same.value_dim, same.spec.value_dim) == (0, 64, 64)
-    assert "head_dim_v" not in same.key + same.spec.key + str(value.to_json(same))
-    assert value.from_json(Problem, FIELDS) == plain
+    assert "head_dim_v" not in same.key + same.spec.key + str(values.to_json(same))
+    assert values.from_json(Problem, FIELDS) == plain
     assert (wide.value_dim, wide.spec.value_dim) == (128, 128)
     assert wide.key == f"{plain.key},head_dim_v=128"
     assert wide.spec.key == f"{plain.spec.key},head_dim_v=128"
@@ -142,22 +142,22 @@ def test_what_the_width_of_values_changes() -> None:
         FIELDS | {"dtype": "float16,head_dim=8"},
         {},
     ],
-    ids=lambda data: value.shown(data, 30),
+    ids=lambda data: values.shown(data, 30),
 )
 def test_hostile_data_is_no_problem(data: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
-        value.from_json(Problem, data)
+        values.from_json(Problem, data)
     assert len(str(caught.value)) < 300
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [None, ["sm80_fwd"], "x" * 500, HUGE], ids=lambda name: value.shown(name, 30))
+@pytest.mark.parametrize("name", [None, ["sm80_fwd"], "x" * 500, HUGE], ids=lambda name: values.shown(name, 30))
 def test_a_family_that_is_not_known(name: Any) -> None:
     with pytest.raises(InvalidInput, match=r"is not known\. Known: sm90_fwd, sm80_fwd, fma_fwd"):
         read_config(name, CONFIG)
 
 
-@pytest.mark.parametrize("got", [np.array([64, 64]), HUGE, 64.0, "64"], ids=lambda got: value.shown(got, 30))
+@pytest.mark.parametrize("got", [np.array([64, 64]), HUGE, 64.0, "64"], ids=lambda got: values.shown(got, 30))
 def test_a_config_takes_listed_values_only(got: Any) -> None:
     with pytest.raises(InvalidInput, match=r"block_m=.* is not allowed\. Allowed: .*64"):
         Sm80FwdConfig(**CONFIG | {"block_m": got})
@@ -166,21 +166,21 @@ def test_a_config_takes_listed_values_only(got: Any) -> None:
 
 
 def test_shown_is_short_and_never_fails() -> None:
-    assert value.shown("h100") == "'h100'"
-    assert value.shown("x" * 100) == "'" + "x" * 56 + "..."
-    assert value.shown(HUGE) == "a value of type int with very many digits"
+    assert values.shown("h100") == "'h100'"
+    assert values.shown("x" * 100) == "'" + "x" * 56 + "..."
+    assert values.shown(HUGE) == "a value of type int with very many digits"
 
 
 @given(st.text(st.characters(codec=None), max_size=600), st.integers(3, 500))
 @example("no such table: \x1b]0;owned\x07\x1b[2J\x9b31m", 400)
 @example("left \u202e thgir \u2066 \x00 \udce9", 400)
 def test_printable_text_is_a_line_without_controls(text: str, limit: int) -> None:
-    clean = value.printable(text, limit)
+    clean = values.printable(text, limit)
     assert clean.isprintable()
     assert len(clean) <= limit
-    assert value.printable(clean, limit) == clean
+    assert values.printable(clean, limit) == clean
 
 
 @given(st.lists(st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1), max_size=9))
 def test_printable_text_keeps_its_words(words: list[str]) -> None:
-    assert value.printable(" \n\t ".join(words), 10_000) == " ".join(words)
+    assert values.printable(" \n\t ".join(words), 10_000) == " ".join(words)

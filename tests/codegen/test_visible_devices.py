@@ -18,8 +18,8 @@ import pytest
 from fake_nvml import DRIVER, FakeNvml, real
 from fake_runtime import H200, fake_runtime
 
-from flashtune.codegen import device
-from flashtune.codegen.gpu_table import GPUS
+from flashtune.codegen.gpu import devices
+from flashtune.codegen.gpu.table import GPUS
 from flashtune.errors import InvalidInput, MissingDependency, NoGpu
 
 UNIT = "GPU-00000000-0000-0000-0000-000000000000"
@@ -27,56 +27,56 @@ UNIT = "GPU-00000000-0000-0000-0000-000000000000"
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    device.gpu_of_device.cache_clear()
-    yield lambda runtime: monkeypatch.setattr(device, "_runtime", lambda: runtime)
-    device.gpu_of_device.cache_clear()
+    devices.gpu_of_device.cache_clear()
+    yield lambda runtime: monkeypatch.setattr(devices, "_runtime", lambda: runtime)
+    devices.gpu_of_device.cache_clear()
 
 
 def test_devices_are_recognised(use: Any) -> None:
     use(fake_runtime([H200, dataclasses.replace(H200, name="NVIDIA Zeta 9")]))
-    assert [gpu.name for gpu in device.visible_gpus()] == ["h200", "zeta-9"]
-    assert device.gpu_of_device(0) is GPUS["h200"]
-    assert device.require_device() is GPUS["h200"]
-    assert device.device_attributes(0) == H200
-    assert device.missing_device() is None
+    assert [gpu.name for gpu in devices.visible_gpus()] == ["h200", "zeta-9"]
+    assert devices.gpu_of_device(0) is GPUS["h200"]
+    assert devices.require_device() is GPUS["h200"]
+    assert devices.device_attributes(0) == H200
+    assert devices.missing_device() is None
 
 
 @pytest.mark.parametrize("index", [-1, 1, 99])
 def test_an_index_beyond_the_devices_is_refused(use: Any, index: int) -> None:
     use(fake_runtime([H200]))
     with pytest.raises(InvalidInput, match=f"device {index} does not exist. Devices: 0 to 0"):
-        device.gpu_of_device(index)
+        devices.gpu_of_device(index)
 
 
 def test_no_driver_is_said_in_one_sentence(use: Any) -> None:
     use(fake_runtime([], driver=0, error="cudaErrorInsufficientDriver: CUDA driver version is insufficient"))
-    assert device.visible_gpus() == []
+    assert devices.visible_gpus() == []
     with pytest.raises(NoGpu) as caught:
-        device.require_device()
+        devices.require_device()
     assert str(caught.value) == "No CUDA device can be used: no NVIDIA driver is installed"
 
 
 def test_a_driver_that_is_too_old_is_told_apart(use: Any) -> None:
     use(fake_runtime([], driver=12040, error="cudaErrorInsufficientDriver: CUDA driver version is insufficient"))
     with pytest.raises(NoGpu, match=r"supports CUDA 12\.4, and the CuPy installed needs CUDA 13\.2"):
-        device.require_device()
+        devices.require_device()
 
 
 def test_hidden_devices_are_told_apart(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     use(fake_runtime([], error="cudaErrorNoDevice: no CUDA-capable device is detected"))
     with pytest.raises(NoGpu, match=r"cudaErrorNoDevice.*CUDA_VISIBLE_DEVICES='7'"):
-        device.require_device()
+        devices.require_device()
 
 
 def test_no_cupy_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "cupy"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cupy", None)
-    device.gpu_of_device.cache_clear()
-    assert device.visible_gpus() == []
+    devices.gpu_of_device.cache_clear()
+    assert devices.visible_gpus() == []
     with pytest.raises(MissingDependency, match=re.escape('pip install "flashtune[cuda13]"')):
-        device.require_device()
+        devices.require_device()
 
 
 def test_facts_of_the_card_without_nvml(use: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_facts_of_the_card_without_nvml(use: Any, monkeypatch: pytest.MonkeyPatc
         "GCC version:  gcc version 12.3.0\n",
         encoding="utf-8",
     )
-    monkeypatch.setattr(device, "_DRIVER_FILE", version)
+    monkeypatch.setattr(devices, "_DRIVER_FILE", version)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(device, "_driver_uuid", lambda index: bytes(range(16)))
+    monkeypatch.setattr(devices, "_driver_uuid", lambda index: bytes(range(16)))
     use(fake_runtime([H200, dataclasses.replace(H200, name="NVIDIA H200 MIG 1g.18gb")]))
-    facts = device.device_facts(0)
-    assert facts == device.DeviceFacts(
+    facts = devices.device_facts(0)
+    assert facts == devices.DeviceFacts(
         name="NVIDIA H200",
         uuid="GPU-00010203-0405-0607-0809-0a0b0c0d0e0f",
         pci_bus="0000:00:00.0",
@@ -100,7 +100,7 @@ def test_facts_of_the_card_without_nvml(use: Any, monkeypatch: pytest.MonkeyPatc
         cuda_runtime="13.2",
         power_limit_w=0.0,
     )
-    assert device.device_facts(1).uuid == "MIG-00010203-0405-0607-0809-0a0b0c0d0e0f"
+    assert devices.device_facts(1).uuid == "MIG-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
 IDENTITIES = [bytes(range(16)), bytes([7, 0, *range(100, 114)]), bytes([255] * 16)]
@@ -138,14 +138,14 @@ def driver_of_cards(failing: str = "") -> SimpleNamespace:
 def test_the_driver_tells_all_bytes_of_each_cards_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hole in the tests: the calls of libcuda ran nowhere without a GPU, so their arguments could be anything."""
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver_of_cards())
-    assert [device._driver_uuid(index) for index in range(3)] == IDENTITIES
-    assert device._driver_uuid(3) == b""
+    assert [devices._driver_uuid(index) for index in range(3)] == IDENTITIES
+    assert devices._driver_uuid(3) == b""
 
 
 @pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGet", "cuDeviceGetUuid_v2"])
 def test_a_driver_that_refuses_leaves_the_uuid_unknown(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver_of_cards(failing))
-    assert device._driver_uuid(0) == b""
+    assert devices._driver_uuid(0) == b""
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_driver_version_is_read_where_nvml_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, version: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(device, "_DRIVER_FILE", tmp_path / "version")
-    assert device.driver_version() == ""
+    monkeypatch.setattr(devices, "_DRIVER_FILE", tmp_path / "version")
+    assert devices.driver_version() == ""
     (tmp_path / "version").write_text(text, encoding="utf-8")
-    assert device.driver_version() == version
+    assert devices.driver_version() == version
 
 
 @pytest.fixture
@@ -171,14 +171,14 @@ def nvml(use: Any, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     made = FakeNvml("GPU-ffffffff-0000-0000-0000-000000000000", UNIT)
     made.cards[UNIT].limit = 650_000
     monkeypatch.setitem(sys.modules, "pynvml", made)
-    monkeypatch.setattr(device, "_driver_uuid", lambda index: bytes(16))
+    monkeypatch.setattr(devices, "_driver_uuid", lambda index: bytes(16))
     use(fake_runtime([H200]))
     return made
 
 
 def test_nvml_adds_the_power_limit_of_the_card(nvml: FakeNvml) -> None:
     """A hole in the tests: a fake that answered before `nvmlInit` let the call of it be left out."""
-    facts = device.device_facts(0)
+    facts = devices.device_facts(0)
     assert (facts.uuid, facts.power_limit_w, facts.driver) == (UNIT, 650.0, DRIVER)
     assert nvml.initialisation == 2
     assert nvml.uses == 0
@@ -188,9 +188,9 @@ def test_nvml_adds_the_power_limit_of_the_card(nvml: FakeNvml) -> None:
 def test_what_nvml_may_not_say_is_not_known(
     nvml: FakeNvml, refused: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(device, "_DRIVER_FILE", tmp_path / "none")
+    monkeypatch.setattr(devices, "_DRIVER_FILE", tmp_path / "none")
     nvml.refused.add(refused)
-    facts = device.device_facts(0)
+    facts = devices.device_facts(0)
     assert facts.power_limit_w == 0.0
     assert facts.driver == ("" if refused == "nvmlInit" else DRIVER)
     assert nvml.uses == 0
@@ -198,13 +198,13 @@ def test_what_nvml_may_not_say_is_not_known(
 
 def test_an_end_that_nvml_refuses_costs_no_answer(nvml: FakeNvml) -> None:
     nvml.refused.add("nvmlShutdown")
-    facts = device.device_facts(0)
+    facts = devices.device_facts(0)
     assert (facts.power_limit_w, facts.driver) == (650.0, DRIVER)
 
 
 def test_a_card_that_nvml_does_not_know_has_no_power_limit(nvml: FakeNvml) -> None:
     del nvml.cards[UNIT]
-    assert device.device_facts(0).power_limit_w == 0.0
+    assert devices.device_facts(0).power_limit_w == 0.0
 
 
 def test_the_fake_takes_what_nvidia_ml_py_takes() -> None:
@@ -219,8 +219,8 @@ def test_the_fake_takes_what_nvidia_ml_py_takes() -> None:
 
 def test_this_machine_is_described_without_a_traceback() -> None:
     """Runs on any machine: with a GPU it lists it, without one it prints an empty list."""
-    code = "from flashtune.codegen.device import visible_gpus; print(visible_gpus())"
-    environment = {**os.environ, "PYTHONPATH": str(Path(device.__file__).parents[2])}
+    code = "from flashtune.codegen.gpu.devices import visible_gpus; print(visible_gpus())"
+    environment = {**os.environ, "PYTHONPATH": str(Path(devices.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("[")
@@ -228,9 +228,9 @@ def test_this_machine_is_described_without_a_traceback() -> None:
 
 @pytest.mark.gpu
 def test_facts_of_a_real_card() -> None:
-    gpu = device.require_device()
-    assert gpu in device.visible_gpus()
-    facts = device.device_facts(0)
+    gpu = devices.require_device()
+    assert gpu in devices.visible_gpus()
+    facts = devices.device_facts(0)
     assert re.fullmatch(r"(GPU|MIG)(-[0-9a-f]+){5}", facts.uuid)
     assert re.fullmatch(r"\d+(\.\d+)+", facts.driver)
     assert re.fullmatch(r"\d+\.\d+", facts.cuda_driver)

@@ -15,11 +15,11 @@ import pytest
 from libraries import Cupy, Library, Torch
 
 import flashtune
-from flashtune.codegen.cache import compiled
-from flashtune.codegen.device import missing_device, require_device
+from flashtune.codegen.compiler.kernel_cache import compiled
 from flashtune.codegen.families.fma_fwd import FmaFwd
-from flashtune.codegen.plan import Plan
-from flashtune.codegen.problem import ITEM_BYTES, VECTOR_ALIGNMENT
+from flashtune.codegen.gpu.devices import missing_device, require_device
+from flashtune.codegen.plan.plan import Plan
+from flashtune.codegen.problem.problem import ITEM_BYTES, VECTOR_ALIGNMENT
 
 DTYPES = ("float16", "bfloat16", "float32")
 WIDTHS = ((192, 128), (128, 64), (64, 128), (72, 40))
@@ -95,7 +95,7 @@ def memory(library: Library) -> Iterator[None]:
     """Gives back what both libraries keep, before and after a test that needs much."""
 
     def release() -> None:
-        from flashtune.codegen.cuda import cupy
+        from flashtune.codegen.gpu.cuda import cupy
 
         cupy.get_default_memory_pool().free_all_blocks()
         if "torch" in sys.modules:

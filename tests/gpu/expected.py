@@ -51,7 +51,7 @@ def expect(
 
 
 def skip_unless_free(library: Any, needed: float) -> None:
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     free, _ = cupy.cuda.runtime.memGetInfo()
     if free < needed * GB:

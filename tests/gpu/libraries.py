@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flashtune import attention
-from flashtune.codegen.tolerance import attention_tolerances
+from flashtune.codegen.problem.tolerance import attention_tolerances
 
 GUARD = 64
 """Elements of NaN before and behind each array."""
@@ -149,7 +149,7 @@ class Cupy(Library):
     name = "cupy"
 
     def __init__(self) -> None:
-        from flashtune.codegen.cuda import cupy
+        from flashtune.codegen.gpu.cuda import cupy
 
         self.cupy = cupy
 

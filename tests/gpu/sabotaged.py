@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from flashtune.codegen.plan import Plan
-from flashtune.tuner.trial import Bench
-from flashtune.tuner.unit import CudaUnit
+from flashtune.codegen.plan.plan import Plan
+from flashtune.tuner.trial.outcome import Bench
+from flashtune.tuner.workers.cuda_device import CudaUnit
 
 BEGIN = "const i64 batch = tile.batch;"
 """In fma_fwd: what every thread of a block that has work comes by."""
@@ -25,9 +25,9 @@ class SabotagedUnit(CudaUnit):
     deeds: tuple[tuple[str, str], ...] = ()
 
     def open(self) -> Bench:
-        from flashtune.tuner import bench
+        from flashtune.tuner.bench import device_bench
 
-        real, deeds = bench.load, dict(self.deeds)
+        real, deeds = device_bench.load, dict(self.deeds)
 
         def load(plan: Plan, device: int) -> Any:
             deed = deeds.get(plan.config.key)
@@ -39,5 +39,5 @@ class SabotagedUnit(CudaUnit):
             spoilt = dataclasses.replace(kernel, source=dataclasses.replace(kernel.source, text=text))
             return real(dataclasses.replace(plan, kernels=(spoilt,)), device)
 
-        bench.load = load
+        device_bench.load = load
         return CudaUnit.open(self)

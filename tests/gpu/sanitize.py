@@ -18,11 +18,11 @@ from dataclasses import replace
 import numpy as np
 
 import flashtune
-from flashtune.codegen.cuda import cupy
-from flashtune.codegen.device import require_device
-from flashtune.codegen.family import families
-from flashtune.codegen.problem import Spec
-from flashtune.codegen.reference import plain_attention
+from flashtune.codegen.families.registry import families
+from flashtune.codegen.gpu.cuda import cupy
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.problem.problem import Spec
+from flashtune.codegen.problem.reference import plain_attention
 
 SHAPES = ((1, 1, 1, 1, 1), (2, 67, 129, 6, 2), (1, 130, 33, 2, 2), (1, 17, 257, 3, 1))  # batch, rows, keys, heads, kv
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4}

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashtune.codegen.compile import compile_source
-from flashtune.codegen.render import Source
-from flashtune.codegen.tensor_map import TensorMap
+from flashtune.codegen.compiler.nvrtc import compile_source
+from flashtune.codegen.compiler.render import Source
+from flashtune.codegen.plan.tensor_map import TensorMap
 
 Array = NDArray[Any]
 Argument = np.generic | str | tuple[str, TensorMap]
@@ -97,7 +97,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _results(launch: Launch) -> list[dict[str, Array]]:
-    from flashtune.codegen.cuda import Module, cupy, driver
+    from flashtune.codegen.gpu.cuda import Module, cupy, driver
 
     cupy.cuda.Device().use()
     cubin = compile_source(launch.source, "sm_90a").cubin

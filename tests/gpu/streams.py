@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.device import require_device
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
-from flashtune.codegen.problem import Spec
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Spec
 
 MB = 1 << 20
 SLEEP = """
@@ -33,7 +33,7 @@ def unused_config(head_dim: int) -> Config:
 
 
 def current_state(library: Any) -> tuple[Any, ...]:
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     state: tuple[Any, ...] = (cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr)
     if library.name == "torch":
@@ -52,7 +52,7 @@ class Stream:
 
     @staticmethod
     def _cupy() -> Any:
-        from flashtune.codegen.cuda import cupy
+        from flashtune.codegen.gpu.cuda import cupy
 
         return cupy.cuda
 
@@ -95,6 +95,6 @@ def address(library: Any, array: Any) -> int:
 
 
 def copy(library: Any, target: Any, source: Any, count: int, stream: Any) -> None:
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     cupy.cuda.runtime.memcpyAsync(address(library, target), address(library, source), count, 3, stream.pointer)

@@ -11,10 +11,10 @@ import pytest
 from expected import expect, skip_unless_free
 
 from flashtune import attention
-from flashtune.codegen.device import require_device
 from flashtune.codegen.families.fma_fwd import FmaFwd
-from flashtune.codegen.family import supporting
-from flashtune.codegen.problem import Spec
+from flashtune.codegen.families.registry import supporting
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.problem.problem import Spec
 from flashtune.errors import FlashtuneError, InvalidInput
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
@@ -183,7 +183,7 @@ class TestStrides:
         """The last of 32 batch entries of 75.5 million elements gives what it gives alone, bit for bit."""
         library.dtype("bfloat16")
         skip_unless_free(library, 11)
-        from flashtune.codegen.cuda import cupy
+        from flashtune.codegen.gpu.cuda import cupy
 
         shape = (32, 131072, 8, 72)
         entry_bytes = 2 * math.prod(shape[1:])
@@ -211,7 +211,7 @@ class TestStrides:
         """k and v are slices of heads of one 8.6 GB buffer."""
         library.dtype("bfloat16")
         skip_unless_free(library, 10)
-        from flashtune.codegen.cuda import cupy
+        from flashtune.codegen.gpu.cuda import cupy
 
         repeats, width = 263, 128 * 128
         rows = 997 * repeats  # no power of two: an offset that wraps around meets other values
@@ -272,7 +272,7 @@ class TestErrors:
 
     def test_libraries_do_not_mix(self, library: Any) -> None:
         torch = pytest.importorskip("torch", reason="torch is not installed")
-        from flashtune.codegen.cuda import cupy
+        from flashtune.codegen.gpu.cuda import cupy
 
         q = library.put(np.ones((1, 4, 1, 64)), "float16").array
         other = cupy.zeros((1, 4, 1, 64), np.float16) if library.name == "torch" else torch.zeros((1, 4, 1, 64)).half()

@@ -62,7 +62,7 @@ def test_a_first_call_inside_a_capture(library: Any, mode: str) -> None:
 
     Either way the capture goes on and ends well.
     """
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     head_dim = UNSEEN[library.name, mode]
     config = unused_config(head_dim)

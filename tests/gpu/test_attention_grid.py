@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import flashtune
-from flashtune.codegen.device import require_device
 from flashtune.codegen.families.fma_fwd import FmaFwd
-from flashtune.codegen.problem import Spec
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.problem.problem import Spec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
 

@@ -15,9 +15,9 @@ import pytest
 from streams import MB, SLEEP, Stream, copy, current_state, unused_config
 
 from flashtune import attention
-from flashtune.codegen.device import require_device
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
-from flashtune.codegen.problem import Spec
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.problem.problem import Spec
 from flashtune.errors import FlashtuneError, IllegalConfig, InvalidInput
 
 pytestmark = pytest.mark.gpu
@@ -50,7 +50,7 @@ class BorrowedStream:
 
 def test_the_current_stream_is_used(library: Any) -> None:
     """A slow kernel, a write of v, the call and a read of the output, in order on a stream of their own."""
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     sleep = cupy.RawKernel(SLEEP, "sleep_cycles")
     shape = (1, 256, 2, 64)
@@ -190,7 +190,7 @@ def test_a_failed_launch_raises(library: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_another_device_than_the_current_one(library: Any) -> None:
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     runtime = cupy.cuda.runtime
     if runtime.getDeviceCount() < 2:
@@ -243,7 +243,7 @@ def test_memory_that_torch_keeps(library: Any) -> None:
 FORKED = """
 import os
 import numpy
-from flashtune.codegen.cuda import cupy
+from flashtune.codegen.gpu.cuda import cupy
 from flashtune import attention
 from flashtune.errors import LaunchError
 q = cupy.asarray(numpy.ones((1, 8, 1, 64), numpy.float16))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 
 pytestmark = pytest.mark.gpu
 

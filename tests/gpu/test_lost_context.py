@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 BROKEN = """
 import sys
 import numpy
-from flashtune.codegen.cuda import cupy
+from flashtune.codegen.gpu.cuda import cupy
 from flashtune import attention
 host = numpy.ones((1, 24, 2, 64), numpy.float16)
 if sys.argv[1] == "torch":

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import flashtune
-from flashtune.codegen import cuda
-from flashtune.codegen.reference import plain_attention
+from flashtune.codegen.gpu import cuda
+from flashtune.codegen.problem.reference import plain_attention
 
 pytestmark = pytest.mark.gpu
 pytest.importorskip("flashtune.codegen.launch", reason="needs CuPy", exc_type=ImportError)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from flashtune.codegen.device import unit_uuid
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.intervals import FEWEST_ROUNDS
-from flashtune.tuner.measure import MAX_ROUNDS
-from flashtune.tuner.noise import noise
-from flashtune.tuner.readings import Sensors
-from flashtune.tuner.session import tune
+from flashtune.codegen.gpu.devices import unit_uuid
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.bench.timer import MAX_ROUNDS
+from flashtune.tuner.commands.noise import noise
+from flashtune.tuner.trial.intervals import FEWEST_ROUNDS
+from flashtune.tuner.trial.sensors import Sensors
+from flashtune.tuner.tune.session import tune
 
 pytestmark = pytest.mark.gpu
 

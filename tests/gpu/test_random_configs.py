@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from flashtune import attention
-from flashtune.codegen.config import Config
-from flashtune.codegen.device import require_device
-from flashtune.codegen.family import Family, family
-from flashtune.codegen.gpu import Gpu
-from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
-from flashtune.tuner.build import ProcessBuilder
-from flashtune.tuner.capacity import cores
-from flashtune.tuner.coordinator import render
+from flashtune.codegen.families.family import Family
+from flashtune.codegen.families.registry import family, source_for
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import ITEM_BYTES, Problem, Spec
+from flashtune.tuner.processes.capacity import cores
+from flashtune.tuner.processes.compile_pool import ProcessBuilder
 
 pytestmark = pytest.mark.gpu
 
@@ -79,7 +79,7 @@ def drawn(request: pytest.FixtureRequest, _own_database: None) -> list[Draw]:
     found = list(draws(kind))
     builder = ProcessBuilder(require_device().arch, cores())
     try:
-        jobs = [builder.submit(render(problem, config)) for problem, config in found]
+        jobs = [builder.submit(source_for(problem, config)) for problem, config in found]
         refused = [error for job in jobs if (error := job.result().error)]
     finally:
         builder.close()

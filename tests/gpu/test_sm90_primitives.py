@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashtune.codegen.bits import from_memory, to_memory
-from flashtune.codegen.device import require_device
-from flashtune.codegen.tensor_map import MAP_BYTES, TensorMap
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.plan.tensor_map import MAP_BYTES, TensorMap
+from flashtune.codegen.problem.bits import from_memory, to_memory
 
 sys.path.append(str(Path(__file__).parent))  # for worker processes, which inherit it
 sys.path.append(str(Path(__file__).parents[1] / "codegen" / "emulator"))  # the toys
@@ -135,7 +135,7 @@ DESCRIBED = {
 
 @pytest.mark.parametrize("described", DESCRIBED.values(), ids=DESCRIBED)
 def test_the_driver_takes_what_the_description_allows(described: TensorMap) -> None:
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     memory = cupy.asarray(np.zeros(1 << 20, np.uint16))
     assert len(replace(described, address=memory.data.ptr + described.address).encode()) == MAP_BYTES

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from streams import SLEEP
 
-from flashtune.codegen.device import require_device
+from flashtune.codegen.gpu.devices import require_device
 
 pytestmark = pytest.mark.gpu
 
@@ -20,8 +20,8 @@ LAUNCHES = 64
 
 
 def test_host_time_is_in_no_time_or_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    from flashtune.codegen.cuda import cupy
-    from flashtune.tuner.measure import Timer
+    from flashtune.codegen.gpu.cuda import cupy
+    from flashtune.tuner.bench.timer import Timer
 
     kernel = cupy.RawKernel(SLEEP, "sleep_cycles")
     timer = Timer(require_device().l2_bytes)

@@ -11,25 +11,24 @@ import pytest
 from tuner_problem import problem
 
 from flashtune.codegen import launch
-from flashtune.codegen.cache import compiled
-from flashtune.codegen.config import Config
-from flashtune.codegen.device import require_device, unit_uuid
-from flashtune.codegen.family import family
-from flashtune.codegen.plan import Plan
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import bench as bench_module
-from flashtune.tuner import coordinator
-from flashtune.tuner.bench import DeviceBench
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.build import Built, ProcessBuilder, build
-from flashtune.tuner.capacity import cores
-from flashtune.tuner.coordinator import render
-from flashtune.tuner.exact import last_part
-from flashtune.tuner.measured import measure_problems
-from flashtune.tuner.session import tune
-from flashtune.tuner.space import make_space
-from flashtune.tuner.trial import Outcome
+from flashtune.codegen.compiler.kernel_cache import compiled
+from flashtune.codegen.families.registry import family, source_for
+from flashtune.codegen.gpu.devices import require_device, unit_uuid
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.plan.plan import Plan
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.bench import device_bench as bench_module
+from flashtune.tuner.bench.device_bench import DeviceBench
+from flashtune.tuner.bench.exact import last_part
+from flashtune.tuner.processes.capacity import cores
+from flashtune.tuner.processes.compile_pool import Built, ProcessBuilder, build
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.run import coordinator
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.trial.outcome import Outcome
+from flashtune.tuner.tune.measured_run import measure_problems
+from flashtune.tuner.tune.session import tune
 
 sys.path.append(str(Path(__file__).parent))  # for worker processes, which inherit it
 
@@ -45,7 +44,7 @@ def bench() -> DeviceBench:
 
 def attempt(bench: DeviceBench, problem: Problem, config: Config) -> Outcome:
     assert bench.prepare(problem) is None
-    return bench.attempt(problem, config, build(render(problem, config), bench.gpu.arch), None)
+    return bench.attempt(problem, config, build(source_for(problem, config), bench.gpu.arch), None)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -135,7 +134,7 @@ def test_a_much_slower_config_is_only_screened(bench: DeviceBench) -> None:
     asked = problem()
     config = family("fma_fwd").default(asked.spec, bench.gpu)
     assert bench.prepare(asked) is None
-    outcome = bench.attempt(asked, config, build(render(asked, config), bench.gpu.arch), 1e-6)
+    outcome = bench.attempt(asked, config, build(source_for(asked, config), bench.gpu.arch), 1e-6)
     assert outcome.stage == "screen"
     assert outcome.timing is not None
     assert outcome.timing.count <= 3
@@ -163,7 +162,7 @@ def test_a_short_run_measures_stores_and_resumes(tmp_path: Path) -> None:
         assert row.config is not None
         assert row.ratio is not None
         assert row.ratio <= 1
-        assert compiled(render(row.problem, row.config), require_device().arch).cubin
+        assert compiled(source_for(row.problem, row.config), require_device().arch).cubin
 
 
 def test_candidates_that_crash_or_hang_cost_their_workers_and_nothing_else(

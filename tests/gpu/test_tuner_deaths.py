@@ -18,11 +18,11 @@ import pytest
 from processes import alive
 from tuner_problem import problem
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.report import Progress
-from flashtune.tuner.session import tune
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.results.report import Progress
+from flashtune.tuner.tune.session import tune
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +69,7 @@ def test_ten_random_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> Non
 SESSION = """
 import sys
 from tuner_problem import problem
-from flashtune.tuner.session import tune
+from flashtune.tuner.tune.session import tune
 
 if __name__ == "__main__":
     report = tune([problem(), problem(causal=True)], mode="measure", devices=[0], database=sys.argv[1], budget="10m")

@@ -26,7 +26,7 @@ ROUNDS = 100
 
 @pytest.fixture(autouse=True)
 def _two_devices() -> Iterator[None]:
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     runtime = cupy.cuda.runtime
     count = runtime.getDeviceCount()
@@ -39,7 +39,7 @@ def _two_devices() -> Iterator[None]:
 
 def current(library: Any, device: int) -> AbstractContextManager[Any]:
     """Makes ``device`` current for the library, and so for CUDA."""
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     context: AbstractContextManager[Any]
     context = library.torch.cuda.device(device) if library.name == "torch" else cupy.cuda.Device(device)
@@ -48,7 +48,7 @@ def current(library: Any, device: int) -> AbstractContextManager[Any]:
 
 def state(library: Any) -> tuple[Any, ...]:
     """The current device, and the current stream of both devices, for CUDA, CuPy and torch."""
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     found: tuple[Any, ...] = (
         cupy.cuda.runtime.getDevice(),
@@ -139,7 +139,7 @@ def test_what_can_not_be_served_is_refused_and_changes_nothing(library: Any, her
 @pytest.fixture
 def side_stream(library: Any) -> Iterator[int]:
     """A stream that is current on device 1 while device 0 is the current device; its address."""
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     if library.name == "torch":
         cuda = library.torch.cuda
@@ -171,7 +171,7 @@ class BorrowedStream:
 
 def borrowed(library: Any, pointer: int) -> AbstractContextManager[Any]:
     """Makes a stream of torch CuPy's current one; CuPy's own is current already."""
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     if library.name == "cupy":
         return nullcontext()
@@ -181,7 +181,7 @@ def borrowed(library: Any, pointer: int) -> AbstractContextManager[Any]:
 
 def test_the_current_stream_of_the_tensors_device_is_used(library: Any, side_stream: int) -> None:
     """A slow kernel, a write of v, the call and a read of the output, in order on that stream of device 1."""
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     def address(array: Any) -> int:
         return int(array.data_ptr() if library.name == "torch" else array.data.ptr)

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from flashtune import attention
-from flashtune.codegen.device import require_device
-from flashtune.codegen.model import default_config
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.forgetting import Which, forget
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import new_id
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.recheck import recheck
-from flashtune.tuner.session import tune
-from flashtune.tuner.unit import is_open
-from flashtune.tuner.verify import verify
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.gpu.devices import require_device
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records.measurement import new_id
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.forgetting import Which, forget
+from flashtune.tuner.commands.recheck import recheck
+from flashtune.tuner.commands.verify import verify
+from flashtune.tuner.tune.session import tune
+from flashtune.tuner.workers.cuda_device import is_open
 
 pytestmark = pytest.mark.gpu
 
@@ -72,7 +72,7 @@ def test_what_is_said_to_be_wrong_is_tried(tmp_path: Path) -> None:
 
 def attention_here() -> None:
     """Opens the card in this process, as a session in a notebook has it."""
-    from flashtune.codegen.cuda import cupy
+    from flashtune.codegen.gpu.cuda import cupy
 
     q = cupy.asarray(np.ones((1, 64, 1, 64), np.float16))
     attention(q, q, q)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.problem.problem import Problem
 
 
 def problem(dtype: str = "float16", *, causal: bool = False, **changes: int) -> Problem:

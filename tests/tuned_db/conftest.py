@@ -20,22 +20,24 @@ from command_line import run
 from fakes import H200, PairConfig, SoloConfig, install, make_measurement, make_prediction, make_problem
 
 import flashtune
-from flashtune.codegen import model
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db import gate, lookup, records, sources
-from flashtune.tuned_db.exchange import write_export
-from flashtune.tuned_db.gc import in_sample
-from flashtune.tuned_db.records import Choice, Measurement, Prediction
-from flashtune.tuned_db.signing import Signer
-from flashtune.tuned_db.store import Store
+from flashtune.codegen.families import model
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.exchange.export_file import write_export
+from flashtune.tuned_db.exchange.signing import Signer
+from flashtune.tuned_db.lookup import lookup, sources
+from flashtune.tuned_db.records import measurement as records
+from flashtune.tuned_db.records import parse
+from flashtune.tuned_db.records.measurement import Choice, Measurement, Prediction
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.gc import in_sample
 
 
 @pytest.fixture(autouse=True)
 def templates(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The fake families in place of the real ones; gives the templates."""
     templates = install(monkeypatch)
-    caches = (lookup.source_digest, sources.bundled, gate.problem_from_text, gate.config_from_text)
+    caches = (lookup.source_digest, sources.bundled, parse.problem_from_text, parse.config_from_text)
     for cache in caches:
         cache.cache_clear()
     yield templates
@@ -70,7 +72,7 @@ def shipped(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
 PREAMBLE = f"""
 import importlib.util, sys
 import pytest
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 where = importlib.util.spec_from_file_location("fakes", {fakes.__file__!r})
 sys.modules["fakes"] = fakes = importlib.util.module_from_spec(where)
 where.loader.exec_module(fakes)

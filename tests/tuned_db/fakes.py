@@ -8,15 +8,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from flashtune.codegen import family, render
-from flashtune.codegen.config import Config, parameter
-from flashtune.codegen.family import Family, Resources
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.problem import Problem, Spec
-from flashtune.codegen.render import Templates
-from flashtune.codegen.work import Work
-from flashtune.tuned_db import lookup, records
-from flashtune.tuned_db.records import Measurement, Prediction
+from flashtune.codegen.compiler.render import Templates
+from flashtune.codegen.families import family, registry
+from flashtune.codegen.families.counts import Work
+from flashtune.codegen.families.family import Family, Resources
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.plan.config import Config, parameter
+from flashtune.codegen.problem.problem import Problem, Spec
+from flashtune.tuned_db.lookup import lookup
+from flashtune.tuned_db.records import measurement
+from flashtune.tuned_db.records.measurement import Measurement, Prediction
 
 H200 = gpu_by_alias("h200")
 SESSION = "01935f6e-0000-7000-8000-000000000000"
@@ -93,8 +94,8 @@ TEXT = "block {{ config.block }} of {{ spec.head_dim }} by {{ config }}\n"
 def install(patch: pytest.MonkeyPatch) -> dict[str, str]:
     """Puts the fake families in place of the real ones; returns their templates, which may be edited."""
     templates = {"pair.cu.jinja": TEXT, "solo.cu.jinja": TEXT}
-    patch.setattr(render, "templates", lambda: Templates(templates))
-    patch.setattr(family, "families", lambda: FAKES)
+    patch.setattr(family, "templates", lambda: Templates(templates))
+    patch.setattr(registry, "families", lambda: FAKES)
     return templates
 
 
@@ -114,7 +115,7 @@ def make_measurement(**changes: Any) -> Measurement:
     config = changes.get("config", PairConfig(block=128, stages=2))
     median = changes.get("median_us", 80.0)
     base: dict[str, Any] = {
-        "id": records.new_id(),
+        "id": measurement.new_id(),
         "created": "2026-11-29T12:00:00.000Z",
         "session": SESSION,
         "problem": problem,

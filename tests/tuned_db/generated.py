@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from flashtune.codegen.family import family
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.limits import MESSAGE_LIMIT, NUMBERS, TEXTS
-from flashtune.tuned_db.records import STAGES, STATUSES, THROTTLES, Measurement
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.records.limits import MESSAGE_LIMIT, NUMBERS, TEXTS
+from flashtune.tuned_db.records.measurement import STAGES, STATUSES, THROTTLES, Measurement
 
 GPUS = (("9.0a/h200/132sm/smem232448/l2-62914560/141gb", "h200"), ("8.0/ä card", "ä card"), ("12.0a/数/ü/c", "数"))
 """Keys of device models with their names: a model has one."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.signing import Signer
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.exchange.signing import Signer
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
 
 
 def stored(path: Path) -> list[Measurement]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.address import Address, read_address
+from flashtune.tuned_db.backends.postgres.address import Address, read_address
 
 SECRET = "Xq7Zv"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 

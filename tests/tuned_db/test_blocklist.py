@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from fakes import PairConfig
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db.blocklist import Failure, barred, blocklisted
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import Variant
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.winners import rank
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.policy.blocklist import Failure, barred, blocklisted
+from flashtune.tuned_db.policy.winners import rank
+from flashtune.tuned_db.records.measurement import Variant
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 VARIANT, OTHER = ("pair", "block=16", "a" * 64), ("pair", "block=16", "b" * 64)

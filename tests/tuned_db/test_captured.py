@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import flashtune
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import captured
-from flashtune.tuned_db.captured import Captured, capture, read_captured
+from flashtune.tuned_db.lookup import captured
+from flashtune.tuned_db.lookup.captured import Captured, capture, read_captured
 
 KEY = "9.0a/h200/132sm/smem232448/l2-52428800/141gb"
 ONE = Problem(dtype="float16", head_dim=64, batch=1, seqlen_q=8, seqlen_k=8, num_heads=1, num_heads_kv=1)
@@ -71,8 +71,8 @@ def test_a_path_may_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_processes_that_share_a_file_lose_and_mix_nothing(path: Path) -> None:
     code = (
         "import dataclasses\n"
-        "from flashtune.codegen.problem import Problem\n"
-        "from flashtune.tuned_db.captured import capture\n"
+        "from flashtune.codegen.problem.problem import Problem\n"
+        "from flashtune.tuned_db.lookup.captured import capture\n"
         f"base = {ONE!r}\n"
         "for length in range(1, 301):\n"
         f"    capture(dataclasses.replace(base, seqlen_k=length), {KEY!r})\n"

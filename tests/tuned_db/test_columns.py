@@ -17,11 +17,11 @@ from mutations import NUMBERS, OTHERS, TEXTS
 from sqlalchemy import text
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import rows
-from flashtune.tuned_db.columns import check_columns, made
-from flashtune.tuned_db.limits import MESSAGE_LIMIT, check, settled
-from flashtune.tuned_db.records import Measurement, Prediction
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.records.limits import MESSAGE_LIMIT, check, settled
+from flashtune.tuned_db.records.measurement import Measurement, Prediction
+from flashtune.tuned_db.store import queries
+from flashtune.tuned_db.store.columns import check_columns, made
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 
@@ -97,13 +97,13 @@ def test_no_record_has_more_to_do_when_it_is_made() -> None:
 def test_a_bad_row_costs_none_but_itself(
     tmp_path: Path, measurement: Make, monkeypatch: pytest.MonkeyPatch, together: int, bad: str
 ) -> None:
-    monkeypatch.setattr(rows, "TOGETHER", together)
+    monkeypatch.setattr(queries, "TOGETHER", together)
     name = bad.split()[0]
     with Store.open(tmp_path / "tuned.db") as store:
         found = store.record_all([measurement(seed=number) for number in range(8)])
-        with store.place.writing() as connection:
+        with store.backend.writing() as connection:
             connection.execute(text(f"UPDATE measurement SET {bad} WHERE seed = 4"))
-        with rows.count_unreadable() as count:
+        with queries.count_unreadable() as count:
             assert {each.id for each in store.measurements()} == {each.id for each in found if each.seed != 4}
     assert (count.rows, len(count.reasons)) == (1, 1)
     assert name in count.reasons[0]

@@ -24,10 +24,11 @@ from flashtune.errors import (
     InvalidInput,
     StoreError,
 )
-from flashtune.tuned_db import copying, keeping
-from flashtune.tuned_db.files import read_header
-from flashtune.tuned_db.keeping import back_up
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.backends.sqlite import copying
+from flashtune.tuned_db.backends.sqlite.files import read_header
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep import health
+from flashtune.tuned_db.upkeep.health import back_up
 
 Make = Callable[..., Any]
 
@@ -200,5 +201,5 @@ def test_the_backup_of_a_relative_path_is_where_it_was_asked_for(
     store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)
-    keeping.back_up(Path("tuned.db"), Path("copy.db"))
+    health.back_up(Path("tuned.db"), Path("copy.db"))
     assert (path.parent / "copy.db").is_file()

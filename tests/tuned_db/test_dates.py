@@ -14,15 +14,15 @@ from fakes import H200
 from postgres_server import on_both
 from sqlalchemy import text
 
-from flashtune.cli import main
+from flashtune.cli.main import main
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import dates
-from flashtune.tuned_db.exchange import read_export, write_export
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import Measurement, stamp
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.transfer import carry
-from flashtune.tuned_db.union import Added, add_database, add_file, export_database
+from flashtune.tuned_db.exchange.export_file import read_export, write_export
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records import dates
+from flashtune.tuned_db.records.measurement import Measurement, stamp
+from flashtune.tuned_db.sharing.merge import Added, add_database, add_file, export_database
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 NOW = datetime(2026, 11, 30, 12, tzinfo=UTC)
@@ -57,7 +57,7 @@ def ahead(measurement: Make) -> Measurement:
 
 def moved(store: Store, row: Measurement, created: str) -> None:
     """Gives a stored row another date, as an earlier version would have let it in."""
-    with store.place.writing() as connection:
+    with store.backend.writing() as connection:
         connection.execute(text("UPDATE measurement SET created = :to WHERE id = :id"), {"to": created, "id": row.id})
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.diff import compare, read_side
-from flashtune.tuned_db.exchange import write_export
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.exchange.export_file import write_export
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.sharing.diff import compare, read_side
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 OLD = Path(__file__).parents[1] / "upgrade_assets" / "v0001.db"
@@ -52,27 +52,27 @@ def test_rows_of_one_side_alone(rows: list[Measurement], measurement: Make) -> N
 def test_winners_that_differ_have_both_ratios(rows: list[Measurement]) -> None:
     found = compare(rows, rows[2:])  # without the fastest of both problems
     assert len(found.winners) == 2
-    for place in found.winners:
-        assert place.first is not None
-        assert place.second is not None
-        assert (place.first.config.key, place.second.config.key) == ("block=16,stages=1", "block=32,stages=1")
-        assert (place.first.ratio, place.second.ratio) == (0.52, 0.54)
-    assert [place.problem.batch for place in found.winners] == [1, 2]
+    for changed in found.winners:
+        assert changed.first is not None
+        assert changed.second is not None
+        assert (changed.first.config.key, changed.second.config.key) == ("block=16,stages=1", "block=32,stages=1")
+        assert (changed.first.ratio, changed.second.ratio) == (0.52, 0.54)
+    assert [changed.problem.batch for changed in found.winners] == [1, 2]
 
 
 def test_a_problem_that_one_side_has_alone(rows: list[Measurement], measurement: Make, problem: Make) -> None:
     new = measurement(problem=problem(batch=9), gpu_key=gpu_by_alias("a100").key, gpu_name="a100")
-    (place,) = compare(rows, [*rows, new]).winners
-    assert place.first is None
-    assert place.second is not None
-    assert (place.gpu_name, place.problem) == ("a100", new.problem)
+    (changed,) = compare(rows, [*rows, new]).winners
+    assert changed.first is None
+    assert changed.second is not None
+    assert (changed.gpu_name, changed.problem) == ("a100", new.problem)
 
 
 def test_a_variant_that_is_barred_on_one_side_wins_there_no_more(rows: list[Measurement], measurement: Make) -> None:
     """Also for another problem of the same spec."""
     verdict = measurement(config=rows[0].config, problem=rows[1].problem, status="wrong")
     found = compare(rows, [*rows, verdict])
-    assert [place.problem.batch for place in found.winners] == [1, 2]
+    assert [changed.problem.batch for changed in found.winners] == [1, 2]
 
 
 def test_other_values_under_one_id_are_seen(rows: list[Measurement]) -> None:

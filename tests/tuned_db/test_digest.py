@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, UnsupportedProblem
-from flashtune.tuned_db import lookup, sources
-from flashtune.tuned_db.digest import choices
-from flashtune.tuned_db.exchange import write_export
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.exchange.export_file import write_export
+from flashtune.tuned_db.lookup import lookup, sources
+from flashtune.tuned_db.lookup.choices import choices
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 H200, H100, A100 = (gpu_by_alias(each) for each in ("h200", "h100", "a100"))
@@ -65,9 +65,9 @@ def test_another_process_gets_the_same(
     path = filled(tmp_path / "tuned.db", rows)
     code = """
         import pathlib, types
-        from flashtune.codegen import model
-        from flashtune.tuned_db import lookup, sources
-        from flashtune.tuned_db.digest import choices
+        from flashtune.codegen.families import model
+        from flashtune.tuned_db.lookup import lookup, sources
+        from flashtune.tuned_db.lookup.choices import choices
         model.predict = lookup.predict = lambda *_: types.SimpleNamespace(seconds=1e-3)
         sources.BUNDLED = pathlib.Path(path).parent / "none"
         print(choices(fakes.H200, None, database=pathlib.Path(path)).digest)

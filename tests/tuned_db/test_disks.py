@@ -15,11 +15,11 @@ import pytest
 from folders import snapshot
 
 from flashtune.errors import DatabaseNotWritable
-from flashtune.tuned_db import disks, files, opening
-from flashtune.tuned_db import sqlite as sqlite_module
-from flashtune.tuned_db import upgrade as upgrade_module
-from flashtune.tuned_db.failures import sqlite_failures
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.backends.sqlite import connections as sqlite_module
+from flashtune.tuned_db.backends.sqlite import disks, files, opening
+from flashtune.tuned_db.backends.sqlite import upgrade as upgrade_module
+from flashtune.tuned_db.backends.sqlite.failures import sqlite_failures
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 

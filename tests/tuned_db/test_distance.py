@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db.distance import chip_distance, problem_distance
-from flashtune.tuned_db.neighbours import NEIGHBOURS, near_problems
-from flashtune.tuned_db.store import Store
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuned_db.lookup.neighbours import NEIGHBOURS, near_problems
+from flashtune.tuned_db.policy.distance import chip_distance, problem_distance
+from flashtune.tuned_db.store.store import Store
 
 H200 = gpu_by_alias("h200")
 Make = Callable[..., Any]
@@ -42,7 +42,7 @@ def test_nearness_of_chips(nearer: dict[str, Any], farther: dict[str, Any]) -> N
 
 
 def test_every_key_of_the_table_is_understood() -> None:
-    from flashtune.codegen.gpu_table import GPUS
+    from flashtune.codegen.gpu.table import GPUS
 
     assert all(chip_distance(each.key, each.key) == (0, 0.0) for each in GPUS.values())
 

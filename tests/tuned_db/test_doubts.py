@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from flashtune.cli import main
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db.dates import latest
-from flashtune.tuned_db.doubts import AHEAD, CONTRADICTED, IMPOSSIBLE, LONELY, doubts
-from flashtune.tuned_db.keeping import inspect_rows
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import add_database
+from flashtune.cli.main import main
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuned_db.records.dates import latest
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.sharing.merge import add_database
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.doubts import AHEAD, CONTRADICTED, IMPOSSIBLE, LONELY, doubts
+from flashtune.tuned_db.upkeep.health import inspect_rows
 
 Make = Callable[..., Any]
 WRONG = {"status": "wrong", "median_us": None, "baseline_us": None}
@@ -68,7 +68,7 @@ def poisoned(store: Store, path: Path, tmp_path: Path, measurement: Make) -> Pat
 
 
 def test_check_names_the_first_and_says_what_to_do(poisoned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashtune._cli_db_keep._first_gpu", lambda: gpu_by_alias("h200"))
+    monkeypatch.setattr("flashtune.cli.db.keep._first_gpu", lambda: gpu_by_alias("h200"))
 
     def run(*words: str) -> list[str]:
         said = CliRunner().invoke(main, [*words, "--db", str(poisoned)])

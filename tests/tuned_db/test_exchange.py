@@ -13,9 +13,9 @@ import pytest
 from export_files import refit
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.exchange import read_export, read_header, write_bundled, write_export
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.winners import rank
+from flashtune.tuned_db.exchange.export_file import read_export, read_header, write_bundled, write_export
+from flashtune.tuned_db.policy.winners import rank
+from flashtune.tuned_db.records.measurement import Measurement
 
 Make = Callable[..., Any]
 

@@ -13,10 +13,10 @@ import pytest
 from export_files import refit
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import packed
-from flashtune.tuned_db.exchange import LINE_LIMIT, read_export, read_header, write_export
-from flashtune.tuned_db.gate import REASONS
-from flashtune.tuned_db.records import Measurement
+from flashtune.tuned_db.exchange import packed
+from flashtune.tuned_db.exchange.export_file import LINE_LIMIT, read_export, read_header, write_export
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.records.parse import REASONS
 
 Make = Callable[..., Any]
 WIDE = "\U00010380"

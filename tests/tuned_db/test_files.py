@@ -16,8 +16,9 @@ from broken_files import a_directory, cut_in_half, emptied, random_bytes
 from folders import snapshot
 
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, DatabaseTooNew, StoreError
-from flashtune.tuned_db import files
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.backends.sqlite import files
+from flashtune.tuned_db.schema import version
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 
@@ -88,7 +89,7 @@ BROKEN = [
     (without_tables, DatabaseDamaged, "damaged: there is no table measurement in it"),
     (without_its_id, DatabaseDamaged, "its id is gone"),
     (another_programs, DatabaseForeign, "another program"),
-    (from_the_future, DatabaseTooNew, f"schema version 7, this flashtune knows up to {files.SCHEMA_VERSION}"),
+    (from_the_future, DatabaseTooNew, f"schema version 7, this flashtune knows up to {version.SCHEMA_VERSION}"),
 ]
 
 
@@ -118,7 +119,7 @@ def test_a_schema_that_is_still_in_the_log_is_too_new(store: Store, path: Path) 
     with closing(sqlite3.connect(path, isolation_level=None)) as plain:
         plain.execute("PRAGMA wal_autocheckpoint = 0")
         plain.execute("PRAGMA user_version = 9")
-        assert files.read_header(path).schema == files.SCHEMA_VERSION
+        assert files.read_header(path).schema == version.SCHEMA_VERSION
         for readonly in (True, False):
             with pytest.raises(DatabaseTooNew, match="schema version 9"):
                 Store.open(path, readonly=readonly)

@@ -16,16 +16,16 @@ from fakes import H200, PairConfig
 from postgres_server import on_both
 from sqlalchemy import text
 
-from flashtune.cli import main
+from flashtune.cli.main import main
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.exchange import read_export, write_export
-from flashtune.tuned_db.forgetting import Which, forget
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.tombstones import bury
-from flashtune.tuned_db.transfer import carry
-from flashtune.tuned_db.union import Added, add_database, add_file
+from flashtune.tuned_db.exchange.export_file import read_export, write_export
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.sharing.merge import Added, add_database, add_file
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.removed import bury
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.forgetting import Which, forget
 
 Make = Callable[..., Any]
 
@@ -141,7 +141,7 @@ def test_where_there_is_none_it_says_what_there_is(
 
 def test_what_came_before_rows_were_told_apart_is_said_to(store: Store, other: tuple[Path, list[Measurement]]) -> None:
     add_database(store, other[0])
-    with store.place.writing() as connection:
+    with store.backend.writing() as connection:
         connection.execute(text("UPDATE measurement SET arrival = NULL"))
     for which in (Which(arrival=1), Which(source=store.arrivals()[0].source)):
         with pytest.raises(InvalidInput, match=r"it came before they were told apart\. --session removes"):
@@ -179,7 +179,7 @@ def test_a_name_that_came_with_them_is_not_held_against_the_right_one(store: Sto
     """A made-up name for a model that others have kept all of theirs out, for ever."""
     lie, truth = measurement(session="lie"), measurement(session="truth")
     store.add([lie])
-    with store.place.writing() as connection:
+    with store.backend.writing() as connection:
         connection.execute(text("UPDATE device SET name = 'potato'"))
     with pytest.raises(InvalidInput, match="gpu_name='h200' must be 'potato'"):
         store.add([truth])
@@ -249,7 +249,7 @@ def test_in_any_order_merges_and_what_was_forgotten_come_to_the_same(
 
 
 def test_an_id_that_is_none_leaves_nothing_behind(store: Store) -> None:
-    with store.place.writing() as connection:
+    with store.backend.writing() as connection:
         bury(connection, ["x", b"x", 7, None, "01935f6e-0000-7000-8000-00000000dead"])
     assert store.count_removed() == 1
 

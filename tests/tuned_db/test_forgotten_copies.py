@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import forgetting
-from flashtune.tuned_db.exchange import read_export, write_export
-from flashtune.tuned_db.forgetting import Which, forget
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import add_database
+from flashtune.tuned_db.exchange.export_file import read_export, write_export
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.sharing.merge import add_database
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep import forgetting
+from flashtune.tuned_db.upkeep.forgetting import Which, forget
 
 
 def test_a_copy_replaces_nothing(store: Store, other: tuple[Path, list[Measurement]], tmp_path: Path) -> None:

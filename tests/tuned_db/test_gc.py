@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner
 from postgres_server import Cluster, on_both
 
-from flashtune.cli import main
+from flashtune.cli.main import main
 from flashtune.errors import DatabaseNotWritable, InvalidInput
-from flashtune.tuned_db.exchange import write_export
-from flashtune.tuned_db.gc import collect, in_sample
-from flashtune.tuned_db.records import STATUSES, Measurement, new_id, stamp
-from flashtune.tuned_db.store import Store, Stored
-from flashtune.tuned_db.tombstones import bury
-from flashtune.tuned_db.transfer import carry
-from flashtune.tuned_db.union import Added, add_database, add_file
+from flashtune.tuned_db.exchange.export_file import write_export
+from flashtune.tuned_db.records.measurement import STATUSES, Measurement, new_id, stamp
+from flashtune.tuned_db.sharing.merge import Added, add_database, add_file
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.removed import bury
+from flashtune.tuned_db.store.store import Store, Stored
+from flashtune.tuned_db.upkeep.gc import collect, in_sample
 
 Make = Callable[..., Any]
 
@@ -100,7 +100,7 @@ def test_what_was_put_back_by_hand_is_there(
 ) -> None:
     rows = searched()
     store.record_all(rows)
-    with store.place.writing() as connection:
+    with store.backend.writing() as connection:
         bury(connection, [each.id for each in rows])
     with Store.open(tmp_path / "other.db") as other:
         other.record_all(rows)

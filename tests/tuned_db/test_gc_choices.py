@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from postgres_server import on_both
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db.gc import collect
-from flashtune.tuned_db.lookup import find, find_in, source_digest
-from flashtune.tuned_db.records import Measurement, new_id
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.winners import rank
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuned_db.lookup.lookup import find, find_in, source_digest
+from flashtune.tuned_db.policy.winners import rank
+from flashtune.tuned_db.records.measurement import Measurement, new_id
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.gc import collect
 
 Make = Callable[..., Any]
 H200 = gpu_by_alias("h200")

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from flashtune.errors import StoreError
-from flashtune.tuned_db import gc, opening
-from flashtune.tuned_db.gc import collect
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.backends.sqlite import opening
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep import gc
+from flashtune.tuned_db.upkeep.gc import collect
 
 Make = Callable[..., Any]
 

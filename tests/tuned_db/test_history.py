@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from flashtune.tuned_db.history import sessions, software
+from flashtune.tuned_db.upkeep.history import sessions, software
 
 Make = Callable[..., Any]
 

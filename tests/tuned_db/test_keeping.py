@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, StoreError
-from flashtune.tuned_db import keeping
-from flashtune.tuned_db.files import SCHEMA_VERSION
-from flashtune.tuned_db.gate import REASONS
-from flashtune.tuned_db.keeping import inspect_file, inspect_rows, serves
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.records.parse import REASONS
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep import health as keeping
+from flashtune.tuned_db.upkeep.health import inspect_file, inspect_rows, serves
 
 Make = Callable[..., Any]
 H200, H100, A100 = (gpu_by_alias(each) for each in ("h200", "h100", "a100"))

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from flashtune.tuned_db.files import SCHEMA_VERSION
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
+from flashtune.tuned_db.store.store import Store
 
 ASSETS = Path(__file__).parents[1] / "upgrade_assets"
 OLDER = tuple(f"v{number:04d}.db" for number in range(1, SCHEMA_VERSION))
 ROWS = 200_000
-UPGRADE = "import alembic.command, flashtune.tuned_db.upgrade; print('go', flush=True); Store.open(path)"
+UPGRADE = (
+    "import alembic.command, flashtune.tuned_db.backends.sqlite.upgrade; print('go', flush=True); Store.open(path)"
+)
 SECONDS = 60
 """Of an upgrade, on a slow machine."""
 

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.exchange import LINE_LIMIT, read_export, read_lines, write_export
-from flashtune.tuned_db.limits import check, settled
-from flashtune.tuned_db.records import STAGES, STATUSES, Measurement, canonical, capability, to_json
-from flashtune.tuned_db.sources import Shipped
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import Added, add_database, add_file
+from flashtune.tuned_db.exchange.export_file import LINE_LIMIT, read_export, read_lines, write_export
+from flashtune.tuned_db.lookup.sources import Shipped
+from flashtune.tuned_db.records.limits import check, settled
+from flashtune.tuned_db.records.measurement import STAGES, STATUSES, Measurement, canonical, capability, to_json
+from flashtune.tuned_db.sharing.merge import Added, add_database, add_file
+from flashtune.tuned_db.store.store import Store
 
 Rows = Sequence[Measurement]
 lawful = settings(max_examples=25, suppress_health_check=list(HealthCheck))

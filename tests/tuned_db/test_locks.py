@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
@@ -68,7 +68,7 @@ def test_what_others_commit_between_our_read_and_our_write_is_no_conflict(
 
 def test_nobody_commits_between_the_read_and_the_write_of_one_transaction(store: Store, path: Path) -> None:
     """It begins as a write: one that begins as a read fails where another was first, and can't be repeated in part."""
-    with store.place.writing() as connection:
+    with store.backend.writing() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM measurement").scalar_one() == 0
         with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
             with pytest.raises(sqlite3.OperationalError, match="locked"):

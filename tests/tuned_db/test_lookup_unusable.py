@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db import lookup
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.store import Store
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuned_db.lookup import lookup
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db.exchange import write_export
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import Added, add_database, add_file, export_database
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuned_db.exchange.export_file import write_export
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.sharing.merge import Added, add_database, add_file, export_database
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 H200 = gpu_by_alias("h200")

@@ -21,12 +21,13 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import NullPool
 
 from flashtune.errors import StoreError
-from flashtune.tuned_db import upgrade as upgrade_module
-from flashtune.tuned_db.files import APPLICATION_ID, SCHEMA_VERSION
-from flashtune.tuned_db.models import Base, OriginRow
-from flashtune.tuned_db.sqlite import connect
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.upgrade import MIGRATIONS, migrate, upgrade
+from flashtune.tuned_db.backends.sqlite import upgrade as upgrade_module
+from flashtune.tuned_db.backends.sqlite.connections import connect
+from flashtune.tuned_db.backends.sqlite.upgrade import upgrade
+from flashtune.tuned_db.schema.migrate import migrate
+from flashtune.tuned_db.schema.models import Base, OriginRow
+from flashtune.tuned_db.schema.version import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 ASSETS = Path(__file__).parents[1] / "upgrade_assets"
@@ -148,7 +149,7 @@ import os
 import re
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from flashtune.tuned_db import upgrade
+from flashtune.tuned_db.backends.sqlite import upgrade
 left = {left}
 
 @event.listens_for(Engine, "before_cursor_execute")
@@ -292,6 +293,6 @@ def test_the_fourth_schema_numbers_the_arrivals_that_are_there_by_age(tmp_path: 
 def test_a_database_has_one_origin(store: Store) -> None:
     """M6: with a second one, which any who may insert could add, nobody could use a team's database any more."""
     for number in (2, 0, None):
-        with pytest.raises((IntegrityError, StoreError)), store.place.writing() as connection:
+        with pytest.raises((IntegrityError, StoreError)), store.backend.writing() as connection:
             connection.execute(insert(OriginRow).values(id=number, uuid="x", created="y"))
     assert store.origin

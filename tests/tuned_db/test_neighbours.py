@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db.store import Store
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import packed
-from flashtune.tuned_db.exchange import LINE_LIMIT, read_export, read_header, write_export
-from flashtune.tuned_db.records import Measurement, new_id
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import Added, add_file, export_database
+from flashtune.tuned_db.exchange import packed
+from flashtune.tuned_db.exchange.export_file import LINE_LIMIT, read_export, read_header, write_export
+from flashtune.tuned_db.records.measurement import Measurement, new_id
+from flashtune.tuned_db.sharing.merge import Added, add_file, export_database
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from folders import snapshot
 
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
@@ -63,8 +63,8 @@ def test_four_readers_share_a_folder_that_none_can_write(start: Start, read_only
     before = snapshot(read_only_folder)
     code = (
         "from types import SimpleNamespace\n"
-        "from flashtune.codegen import model\n"
-        "from flashtune.tuned_db import lookup\n"
+        "from flashtune.codegen.families import model\n"
+        "from flashtune.tuned_db.lookup import lookup\n"
         "model.predict = lookup.predict = lambda *_: SimpleNamespace(seconds=1e-3)\n"
         "level = lambda: lookup.find(fakes.make_problem(), fakes.H200, store_path=path).level\n"
         "level()"
@@ -108,9 +108,9 @@ def test_what_lies_empty_beside_a_database_changes_nothing(
         f"there, path = path, {str(other)!r}\n"  # who may write would tidy up
         "from types import SimpleNamespace\n"
         "from click.testing import CliRunner\n"
-        "from flashtune.cli import main\n"
-        "from flashtune.codegen import model\n"
-        "from flashtune.tuned_db import lookup\n"
+        "from flashtune.cli.main import main\n"
+        "from flashtune.codegen.families import model\n"
+        "from flashtune.tuned_db.lookup import lookup\n"
         "model.predict = lookup.predict = lambda *_: SimpleNamespace(seconds=1e-3)\n"
         "level = lambda: lookup.find(fakes.make_problem(), fakes.H200, store_path=path).level\n"
         "listed = lambda: CliRunner().invoke(main, ['list', '--db', path])\n"
@@ -150,7 +150,7 @@ def test_tune_does_not_begin_there_and_names_another_place(start: Start, read_on
     before = snapshot(read_only_folder)
     code = (
         "from click.testing import CliRunner\n"
-        "from flashtune.cli import main\n"
+        "from flashtune.cli.main import main\n"
         "flags = '--gpu h200 --mode predict --dtype float16 --seqlen 64 --heads 4 --head-dim 64 --budget 1'.split()\n"
         "tune = lambda db: CliRunner().invoke(main, ['tune', *flags, '--db', db])\n"
         "tune(sys.executable)  # no database, so it is refused as late: all is imported\n"
@@ -169,7 +169,7 @@ def test_tune_does_not_begin_there_and_names_another_place(start: Start, read_on
 def test_a_file_that_cannot_be_read_says_so(start: Start, store: Store, path: Path, tmp_path: Path) -> None:
     code = AS_NOBODY + (
         "from pathlib import Path\n"
-        "from flashtune.tuned_db.files import read_header\n"
+        "from flashtune.tuned_db.backends.sqlite.files import read_header\n"
         "try:\n"
         "    read_header(Path(path))\n"
         "except Exception as error:\n"

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from fakes import H200
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.gpu_table import GPUS
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.roofline import least_seconds, limit
-from flashtune.tuned_db import plausible as module
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.plausible import SHARE, SHORTEST_US, impossible, least_us
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.trust import trust_of
-from flashtune.tuned_db.winners import best_first, rank, variants
-from flashtune.tuner import intervals
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.roofline import least_seconds, limit
+from flashtune.codegen.gpu.table import GPUS
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.policy import plausible as module
+from flashtune.tuned_db.policy.plausible import SHARE, SHORTEST_US, impossible, least_us
+from flashtune.tuned_db.policy.trust import trust_of
+from flashtune.tuned_db.policy.winners import best_first, rank, variants
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.trial import intervals
 
 Make = Callable[..., Any]
 INTERVAL = {"paired_ratio": 0.8, "ratio_low": 0.79, "ratio_high": 0.81, "rounds": 25}

@@ -20,10 +20,10 @@ import pytest
 from folders import names, snapshot
 
 from flashtune.errors import DatabaseDamaged, StoreError
-from flashtune.tuned_db import copying, locks
-from flashtune.tuned_db.copying import PrivateCopy
-from flashtune.tuned_db.files import is_database, read_header
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.backends.sqlite import copying, locks
+from flashtune.tuned_db.backends.sqlite.copying import PrivateCopy
+from flashtune.tuned_db.backends.sqlite.files import is_database, read_header
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
@@ -74,7 +74,7 @@ class TestCopies:
         with Store.open(path, readonly=True) as reader:
             pid = os.fork()
             if not pid:
-                reader.place.close()  # type: ignore[attr-defined]
+                reader.backend.close()  # type: ignore[attr-defined]
                 os._exit(0)
             os.waitpid(pid, 0)
             assert reader.count() == 0
@@ -202,7 +202,7 @@ def test_who_reads_a_file_takes_no_lock_from_who_writes_it_in_this_process(
         command = [sys.executable, "-c", HOLDS, str(path)]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
-    with store.place.writing():
+    with store.backend.writing():
         assert others() == "database is locked"
         match way:
             case "header":

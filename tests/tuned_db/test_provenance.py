@@ -15,16 +15,16 @@ from click.testing import CliRunner
 from postgres_server import on_both
 from sqlalchemy import select
 
-from flashtune.cli import main
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.cli.main import main
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, InvalidInput
-from flashtune.tuned_db import transfer, union
-from flashtune.tuned_db.exchange import write_export
-from flashtune.tuned_db.models import MeasurementRow
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.transfer import carry
-from flashtune.tuned_db.union import Added, add_database, add_file
+from flashtune.tuned_db.exchange.export_file import write_export
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.schema.models import MeasurementRow
+from flashtune.tuned_db.sharing import merge, transfer
+from flashtune.tuned_db.sharing.merge import Added, add_database, add_file
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 H200 = gpu_by_alias("h200")
@@ -72,7 +72,7 @@ class TestArrivals:
         assert [(each.number, each.new) for each in store.arrivals()] == [(1, 3), (2, 5)]
         assert store.arrived() == {1: 3, 2: 5}
         rows = {each.id: number for each, number in zip(other[1], [1] * 3 + [2] * 5, strict=True)}
-        with store.place.reading() as connection:
+        with store.backend.reading() as connection:
             query = select(MeasurementRow.id, MeasurementRow.arrival)
             assert dict(map(tuple, connection.execute(query))) == rows | {own.id: None}
 
@@ -162,7 +162,7 @@ class TestAuthor:
 
         write_export(other[1], tmp_path / "rows.jsonl", origin="x")
         monkeypatch.setenv("FLASHTUNE_AUTHOR", "x" * 101)
-        for module, name in ((union, "read_export"), (union, "_compared"), (transfer, "_Comparison")):
+        for module, name in ((merge, "read_export"), (merge, "_compared"), (transfer, "_Comparison")):
             monkeypatch.setattr(module, name, work)
         with Store.open(other[0]) as source:
             for add in (

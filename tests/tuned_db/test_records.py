@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.gate import measurement_from_json
-from flashtune.tuned_db.limits import MESSAGE_LIMIT, check, settled
-from flashtune.tuned_db.records import STATUSES, Choice, Measurement, canonical, new_id, now, to_json
+from flashtune.tuned_db.records.limits import MESSAGE_LIMIT, check, settled
+from flashtune.tuned_db.records.measurement import STATUSES, Choice, Measurement, canonical, new_id, now, to_json
+from flashtune.tuned_db.records.parse import measurement_from_json
 
 Make = Callable[..., Any]
 

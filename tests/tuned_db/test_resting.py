@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, StoreError
-from flashtune.tuned_db import resting
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.resting import look_up
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.lookup import kept_connection
+from flashtune.tuned_db.lookup.kept_connection import look_up
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kept on Linux only")
@@ -30,16 +30,16 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ke
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Files rest after 50 ms, so that tests need not wait for 2 s."""
-    monkeypatch.setattr(resting, "RESTED", 50_000_000)
-    resting.forget()
+    monkeypatch.setattr(kept_connection, "RESTED", 50_000_000)
+    kept_connection.forget()
     yield
-    resting.forget()
+    kept_connection.forget()
 
 
 def rest(path: Path) -> None:
     """Waits until the file is at rest."""
     deadline = time.monotonic() + 60
-    while resting.resting(path) is None:
+    while kept_connection.resting(path) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -56,13 +56,13 @@ def seen(path: Path) -> set[str]:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """One entry for each file that is opened, whether it is to be kept."""
     found: list[bool] = []
-    make = resting._open
+    make = kept_connection._open
 
     def counted(asked: Any, state: Any) -> Any:
         found.append(state is not None)
         return make(asked, state)
 
-    monkeypatch.setattr(resting, "_open", counted)
+    monkeypatch.setattr(kept_connection, "_open", counted)
     return found
 
 
@@ -83,7 +83,7 @@ def test_a_file_at_rest_is_opened_once(path: Path, rested: set[str], opened: lis
 def test_one_that_was_just_written_is_not_kept(
     path: Path, store: Store, measurement: Make, opened: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resting, "RESTED", 60_000_000_000)
+    monkeypatch.setattr(kept_connection, "RESTED", 60_000_000_000)
     assert seen(path) == set()
     row = store.record(measurement())
     assert seen(path) == {row.id}
@@ -135,7 +135,7 @@ def test_a_log_at_rest_is_copied_once(
         assert len(list(private.iterdir())) == 1
         rested.add(store.record(measurement()).id)
         assert seen(path) == rested
-    resting.forget()
+    kept_connection.forget()
     assert list(private.iterdir()) == []
 
 
@@ -143,8 +143,8 @@ def test_without_a_log_a_file_is_read_in_its_place(
     path: Path, store: Store, measurement: Make, opened: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a network mount, where it would be sent as a whole for each look-up."""
-    monkeypatch.setattr(resting, "PrivateCopy", None)
-    monkeypatch.setattr(resting, "on_network", lambda path: True)
+    monkeypatch.setattr(kept_connection, "PrivateCopy", None)
+    monkeypatch.setattr(kept_connection, "on_network", lambda path: True)
     with closing(sqlite3.connect(path)) as plain:
         plain.execute("PRAGMA journal_mode = DELETE")
     made = {store.record(measurement()).id}
@@ -267,7 +267,7 @@ def test_threads_do_not_share_one(path: Path, rested: set[str]) -> None:
     for each in threads:
         each.join()
     assert found == [rested] * 4
-    assert len(resting._kept) == 1
+    assert len(kept_connection._kept) == 1
 
 
 def test_a_child_leaves_it_alone(path: Path, store: Store, rested: set[str], measurement: Make) -> None:
@@ -275,7 +275,7 @@ def test_a_child_leaves_it_alone(path: Path, store: Store, rested: set[str], mea
     pid = os.fork()
     if not pid:
         try:
-            right = seen(path) == rested and len(resting._inherited) == 1
+            right = seen(path) == rested and len(kept_connection._inherited) == 1
             os._exit(0 if right else 1)
         finally:
             os._exit(2)

@@ -16,13 +16,13 @@ import pytest
 from click.testing import CliRunner
 from folders import names
 
-from flashtune.cli import main
+from flashtune.cli.main import main
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, DatabaseNotWritable, InvalidInput, StoreError
-from flashtune.tuned_db import restoring
-from flashtune.tuned_db.files import SCHEMA_VERSION
-from flashtune.tuned_db.keeping import back_up
-from flashtune.tuned_db.restoring import restore
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep import restoring
+from flashtune.tuned_db.upkeep.health import back_up
+from flashtune.tuned_db.upkeep.restoring import restore
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
@@ -32,7 +32,7 @@ KILLED = """
     import os
     with Store.open(path) as store:
         store.record(fakes.make_measurement(session="later"))
-        reading = store.place.reading()
+        reading = store.backend.reading()
         reading.__enter__()  # the last to close a database would fold its log into it
         store.record(fakes.make_measurement(session="last"))
         os.kill(os.getpid(), 9)
@@ -158,7 +158,7 @@ def test_what_is_no_sound_backup_changes_nothing(saved: Path, path: Path, tmp_pa
 
 def test_one_that_another_process_uses_is_left_alone(saved: Path, path: Path, start: Start) -> None:
     """A process that has it open would remove the log of the new one when it closes the old."""
-    code = "reading = Store.open(path).place.reading(); reading.__enter__(); print('on', flush=True); input()"
+    code = "reading = Store.open(path).backend.reading(); reading.__enter__(); print('on', flush=True); input()"
     with start(code, path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "on\n"

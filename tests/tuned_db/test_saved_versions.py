@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from fakes import SECOND
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuned_db.files import SCHEMA_VERSION
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import now
-from flashtune.tuned_db.store import Store
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records.measurement import now
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 ASSETS = Path(__file__).parents[1] / "upgrade_assets"

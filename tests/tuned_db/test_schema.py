@@ -19,14 +19,14 @@ from sqlalchemy import create_engine
 
 import flashtune
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, StoreError
-from flashtune.tuned_db.diff import read_side
-from flashtune.tuned_db.files import SCHEMA_VERSION
-from flashtune.tuned_db.keeping import back_up, inspect_file, upgrade_file
-from flashtune.tuned_db.resting import look_up
-from flashtune.tuned_db.schema import check_tables, entries_of, script_of
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import add_database
-from flashtune.tuned_db.upgrade import migrate
+from flashtune.tuned_db.backends.sqlite.expected_tables import check_tables, entries_of, script_of
+from flashtune.tuned_db.lookup.kept_connection import look_up
+from flashtune.tuned_db.schema.migrate import migrate
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
+from flashtune.tuned_db.sharing.diff import read_side
+from flashtune.tuned_db.sharing.merge import add_database
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.health import back_up, inspect_file, upgrade_file
 
 Make = Callable[..., Any]
 ASSETS = Path(__file__).parents[1] / "upgrade_assets"
@@ -45,7 +45,7 @@ class TestVersions:
         with closing(sqlite3.connect(path)) as plain:
             assert check_tables(plain, path) == version
             again = script_of(plain).lower().replace('"', "")
-        stored = Path(flashtune.__file__).parent / "tuned_db" / "migrations" / f"v{version:04d}.sql"
+        stored = Path(flashtune.__file__).parent / "tuned_db" / "schema" / "migrations" / f"v{version:04d}.sql"
         assert again == stored.read_text("utf-8").lower().replace('"', "")
 
     @pytest.mark.parametrize("version", VERSIONS)
@@ -63,7 +63,7 @@ class TestVersions:
         """Alembic copies tables with what it finds in sets."""
         for version in range(1, SCHEMA_VERSION):
             shutil.copy(ASSETS / f"v{version:04d}.db", tmp_path)
-        code = "import sys; from flashtune.tuned_db.store import Store; [Store.open(each) for each in sys.argv[1:]]"
+        code = "import sys; from flashtune.tuned_db.store.store import Store; [*map(Store.open, sys.argv[1:])]"
         paths = [*sorted(tmp_path.glob("*.db")), tmp_path / "new.db"]
         own = {"PYTHONPATH": str(Path(flashtune.__file__).parents[1]), "PYTHONHASHSEED": seed}
         subprocess.run([sys.executable, "-c", code, *map(str, paths)], env=os.environ | own, check=True)

@@ -19,13 +19,13 @@ from folders import snapshot
 from test_permissions import AS_NOBODY, read_only_folder  # noqa: F401
 
 from flashtune.errors import DatabaseDamaged, StoreError
-from flashtune.tuned_db.diff import read_side
-from flashtune.tuned_db.files import SIDE_FILES, look_beside
-from flashtune.tuned_db.gc import collect
-from flashtune.tuned_db.keeping import back_up, inspect_file, upgrade_file
-from flashtune.tuned_db.resting import look_up
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import add_database
+from flashtune.tuned_db.backends.sqlite.files import SIDE_FILES, look_beside
+from flashtune.tuned_db.lookup.kept_connection import look_up
+from flashtune.tuned_db.sharing.diff import read_side
+from flashtune.tuned_db.sharing.merge import add_database
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.gc import collect
+from flashtune.tuned_db.upkeep.health import back_up, inspect_file, upgrade_file
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]

@@ -14,10 +14,10 @@ from command_line import run
 from signed_exports import stored, trusted
 
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.exchange import read_header, write_export
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.signing import SCHEMA, SIZE_LIMIT, check_signature, read_trusted, signature_path
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.exchange.export_file import read_header, write_export
+from flashtune.tuned_db.exchange.signing import SCHEMA, SIZE_LIMIT, check_signature, read_trusted, signature_path
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 

@@ -18,12 +18,12 @@ import pytest
 from terminal import SOURCES
 
 from flashtune.errors import DatabaseDamaged, StoreError
-from flashtune.tuned_db import sqlite as sqlite_module
-from flashtune.tuned_db.failures import sqlite_failures
-from flashtune.tuned_db.resting import look_up
-from flashtune.tuned_db.rows import MOST
-from flashtune.tuned_db.sqlite import LONGEST, Connection, connect
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.backends.sqlite import connections as sqlite_module
+from flashtune.tuned_db.backends.sqlite.connections import LONGEST, Connection, connect
+from flashtune.tuned_db.backends.sqlite.failures import sqlite_failures
+from flashtune.tuned_db.lookup.kept_connection import look_up
+from flashtune.tuned_db.store.queries import MOST
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
@@ -118,8 +118,8 @@ class TestLimits:
 INTERRUPTED = """
 import signal, sqlite3, sys
 from pathlib import Path
-from flashtune.tuned_db.failures import sqlite_failures
-from flashtune.tuned_db.sqlite import connect
+from flashtune.tuned_db.backends.sqlite.failures import sqlite_failures
+from flashtune.tuned_db.backends.sqlite.connections import connect
 connection = connect(Path(path), "read", 1.0)
 connection.watch.most = sys.maxsize
 """
@@ -183,7 +183,7 @@ class TestCtrlC:
     ) -> None:
         """SQLite itself sleeps without hearing of it, as long as is allowed."""
         code = (
-            "import flashtune.tuned_db.resting\n"
+            "import flashtune.tuned_db.lookup.kept_connection\n"
             "try:\n"
             "    print('ready', flush=True)\n"
             f"    Store.open(path, readonly={what == 'read'})\n"
@@ -253,7 +253,7 @@ def test_a_look_up_passes_over_a_database_whatever_happens(
         raise error
 
     assert look().level == "exact"
-    monkeypatch.setattr("flashtune.tuned_db.resting.look_up", fails)
+    monkeypatch.setattr("flashtune.tuned_db.lookup.kept_connection.look_up", fails)
     assert [look().level for _ in range(3)] == ["default"] * 3
     (warning,) = (each for each in caplog.records if each.levelno == logging.WARNING)
     assert warning.getMessage().startswith(f"tuned configs of your own are not used: {type(error).__name__}:")

@@ -14,8 +14,8 @@ import pytest
 from postgres_server import on_both
 
 from flashtune.errors import DatabaseNotWritable, InvalidInput
-from flashtune.tuned_db.records import STATUSES
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.records.measurement import STATUSES
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 
@@ -208,10 +208,10 @@ def test_no_side_files_stay_behind(store: Store, path: Path, measurement: Make) 
 
 
 def test_sqlite_is_run_as_it_should_be(store: Store, path: Path) -> None:
-    for connect in (store.place.reading, store.place.writing):
+    for connect in (store.backend.reading, store.backend.writing):
         with connect() as connection:
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
-            assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == (connect == store.place.writing)
+            assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == (connect == store.backend.writing)
             assert connection.exec_driver_sql("PRAGMA trusted_schema").scalar_one() == 0
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2
     with closing(sqlite3.connect(path)) as plain:

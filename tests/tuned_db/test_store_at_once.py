@@ -15,7 +15,7 @@ import pytest
 from postgres_server import on_both
 
 from flashtune.errors import StoreError
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
@@ -73,7 +73,7 @@ def test_eight_processes_make_one_database_together(start: Start, tmp_path: Path
             for _ in range(3):
                 store.record(fakes.make_measurement(session=f"worker {number}"))
         context = multiprocessing.get_context("fork")
-        import flashtune.tuned_db.upgrade, alembic.command
+        import flashtune.tuned_db.backends.sqlite.upgrade, alembic.command
         for turn in range(2):
             barrier = context.Barrier(8)
             here = os.path.join(path, "deep", str(turn), "tuned.db")

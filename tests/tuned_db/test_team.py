@@ -19,23 +19,17 @@ from postgres_server import GUARDED, PASSWORD, Cluster
 from sqlalchemy import Connection, Engine, String, Table, event, insert, select, text
 from sqlalchemy.exc import IntegrityError
 
-from flashtune.errors import (
-    DatabaseDamaged,
-    DatabaseForeign,
-    DatabaseTooNew,
-    MissingDependency,
-    StoreError,
-)
-from flashtune.tuned_db.address import read_address
-from flashtune.tuned_db.arrivals import Arrival
-from flashtune.tuned_db.files import SCHEMA_VERSION
-from flashtune.tuned_db.models import Base
-from flashtune.tuned_db.postgres import VERSION_TABLE, Server
-from flashtune.tuned_db.records import THROTTLES
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.team import create_team, team_summary, upgrade_team
-from flashtune.tuned_db.transfer import carry
-from flashtune.tuned_db.upgrade import migrate
+from flashtune.errors import DatabaseDamaged, DatabaseForeign, DatabaseTooNew, MissingDependency, StoreError
+from flashtune.tuned_db.backends.postgres.address import read_address
+from flashtune.tuned_db.backends.postgres.server import VERSION_TABLE, Server
+from flashtune.tuned_db.records.measurement import THROTTLES
+from flashtune.tuned_db.schema.migrate import migrate
+from flashtune.tuned_db.schema.models import Base
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
+from flashtune.tuned_db.sharing.team import create_team, team_summary, upgrade_team
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.arrivals import Arrival
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
@@ -96,7 +90,7 @@ def test_no_text_is_longer_than_a_record_may_have(url: str, table: Table, measur
         connection.execute(insert(table).values({**fits, **changes}))
 
     for name in texts(table):
-        with store.place.writing() as connection, pytest.raises(IntegrityError, match=f"ck_{table.name}_bounded"):
+        with store.backend.writing() as connection, pytest.raises(IntegrityError, match=f"ck_{table.name}_bounded"):
             insert_with(connection, **{name: "y" * 50_000})
 
 
@@ -192,7 +186,7 @@ def test_half_made_tables_are_undone(empty_url: str, monkeypatch: pytest.MonkeyP
         raise InterruptedError
 
     with monkeypatch.context() as patch:
-        patch.setattr("flashtune.tuned_db.team.new_id", fail)
+        patch.setattr("flashtune.tuned_db.sharing.team.new_id", fail)
         with pytest.raises(InterruptedError):
             create_team(empty_url)
     with server(empty_url).reading() as connection:
@@ -225,9 +219,9 @@ def test_a_password_is_shown_nowhere(cluster: Cluster, tmp_path: Path) -> None:
     team = Store.on_server(url)
     with pytest.raises(StoreError, match="is not a file") as caught:
         _ = team.path
-    for shown in (str(team.place), team_summary(url).address, repr(team), str(caught.value)):
+    for shown in (str(team.backend), team_summary(url).address, repr(team), str(caught.value)):
         assert PASSWORD not in shown
-    assert str(team.place) == f"team database postgresql://127.0.0.1:{cluster.port}/made"
+    assert str(team.backend) == f"team database postgresql://127.0.0.1:{cluster.port}/made"
 
 
 def failures(cluster: Cluster) -> dict[str, tuple[str, type[StoreError], str]]:

@@ -12,12 +12,12 @@ from postgres_server import Cluster
 from sqlalchemy import text
 
 from flashtune.errors import DatabaseNotWritable, StoreError
-from flashtune.tuned_db.address import read_address
-from flashtune.tuned_db.postgres import Server
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.team import create_team
-from flashtune.tuned_db.transfer import carry
+from flashtune.tuned_db.backends.postgres.address import read_address
+from flashtune.tuned_db.backends.postgres.server import Server
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.sharing.team import create_team
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
@@ -49,7 +49,7 @@ def test_a_reader_can_not_write_even_by_mistake(url: str) -> None:
 def test_writers_wait_for_their_turn_and_readers_do_not(url: str, measurement: Make) -> None:
     """D71 on a server."""
     team, impatient = Store.on_server(url), Store.on_server(url, timeout=0.2)
-    with team.place.writing():
+    with team.backend.writing():
         assert impatient.measurements() == []
         with pytest.raises(StoreError, match=r"has been locked by another process for 0\.2 s"):
             impatient.record(measurement())
@@ -78,7 +78,7 @@ def pushed(rows: list[Measurement], tmp_path: Path) -> Store:
 def test_a_server_that_stops_in_the_middle_has_nothing_of_a_push(
     cluster: Cluster, url: str, tmp_path: Path, measurement: Make, pair: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashtune.tuned_db.transfer.CHUNK", 5)
+    monkeypatch.setattr("flashtune.tuned_db.sharing.transfer.CHUNK", 5)
     rows = [measurement(session=f"session {number}") for number in range(20)]
     local, team = pushed(rows, tmp_path), Store.on_server(url)
 
@@ -103,7 +103,7 @@ def test_a_push_that_was_killed_is_repeated(start: Start, url: str, tmp_path: Pa
     local, team = pushed(rows, tmp_path), Store.on_server(url)
     code = f"""
         import time
-        from flashtune.tuned_db import transfer
+        from flashtune.tuned_db.sharing import transfer
         transfer.CHUNK = 50
         def tell(text):
             print(text, flush=True)
@@ -130,8 +130,8 @@ def test_eight_processes_push_and_pull_at_once(start: Start, url: str, tmp_path:
     common.record_all([measurement(session="common") for _ in range(30)])
     code = f"""
         import os, time
-        from flashtune.tuned_db.transfer import carry
-        from flashtune.tuned_db.union import add_database
+        from flashtune.tuned_db.sharing.transfer import carry
+        from flashtune.tuned_db.sharing.merge import add_database
         import pathlib
         folder = pathlib.Path(path)
         number = int(sys.stdin.readline())

@@ -12,12 +12,13 @@ from click.testing import CliRunner
 from command_line import run
 from postgres_server import GUARDED, PASSWORD, Cluster
 
-from flashtune import _cli_team, settings
-from flashtune.cli import main
+from flashtune import settings
+from flashtune.cli.db import team
+from flashtune.cli.main import main
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.address import read_address
-from flashtune.tuned_db.files import SCHEMA_VERSION
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.backends.postgres.address import read_address
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 
@@ -29,7 +30,7 @@ def call(*arguments: str, code: int = 0, group: str = "db") -> str:
 @pytest.fixture(autouse=True)
 def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes: what is printed besides is compared."""
-    monkeypatch.setattr(_cli_team, "PAUSE", math.inf)
+    monkeypatch.setattr(team, "PAUSE", math.inf)
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_names_of_strangers_are_shown_as_text(cluster: Cluster, team_url: str, m
 
 
 def test_a_long_push_says_how_far_it_is(own: Path, team_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cli_team, "PAUSE", 0.0)
+    monkeypatch.setattr(team, "PAUSE", 0.0)
     result = CliRunner().invoke(main, ["db", "push", "--team", team_url])
     assert "2 of 2 compared, 2 are missing in team database" in result.stderr
     assert "adding 2 to team database" in result.stderr

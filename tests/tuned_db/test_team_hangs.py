@@ -15,11 +15,11 @@ import pytest
 from postgres_server import Cluster
 
 from flashtune.errors import StoreError
-from flashtune.tuned_db import connecting
-from flashtune.tuned_db.connecting import unlimited
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.team import team_summary
-from flashtune.tuned_db.transfer import carry
+from flashtune.tuned_db.backends.postgres import connecting
+from flashtune.tuned_db.backends.postgres.connecting import unlimited
+from flashtune.tuned_db.sharing.team import team_summary
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
@@ -57,7 +57,7 @@ def flashtune(start: Start) -> Callable[..., subprocess.Popen[str]]:
     """Starts the command line in a process that knows the fake families."""
 
     def run(*words: str | Path) -> subprocess.Popen[str]:
-        return start(f"from flashtune.cli import main; main({[str(each) for each in words]})", Path())
+        return start(f"from flashtune.cli.main import main; main({[str(each) for each in words]})", Path())
 
     return run
 
@@ -101,7 +101,7 @@ def test_a_server_that_says_nothing_is_given_up(
     cluster: Cluster, team_url: str, tmp_path: Path, measurement: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A push to a server that was stopped waited for ever: TCP is answered all the same."""
-    monkeypatch.setattr("flashtune.tuned_db.transfer.CHUNK", 1)
+    monkeypatch.setattr("flashtune.tuned_db.sharing.transfer.CHUNK", 1)
     local, team = Store.open(tmp_path / "local.db"), Store.on_server(team_url)
     local.record_all([measurement() for _ in range(3)])
     with contextlib.ExitStack() as stack, monkeypatch.context() as patch:
@@ -123,7 +123,7 @@ def test_while_it_is_another_s_turn_the_server_may_be_silent(
 ) -> None:
     monkeypatch.setattr(connecting, "SILENCE_SECONDS", 1.5)
     team, patient = Store.on_server(team_url), Store.on_server(team_url, timeout=3)
-    with team.place.writing(), pytest.raises(StoreError, match=r"locked by another process for 3 s"):
+    with team.backend.writing(), pytest.raises(StoreError, match=r"locked by another process for 3 s"):
         patient.record(measurement())
 
 
@@ -136,7 +136,7 @@ def test_who_stops_in_the_middle_of_a_push_keeps_nobody_waiting(
     def stop_for_long() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(connecting, "IDLE_SECONDS", 0.5)
-            writing = stopped.place.writing()
+            writing = stopped.backend.writing()
             connection = writing.__enter__()
         with contextlib.ExitStack() as stack:
             stack.push(writing)
@@ -151,7 +151,7 @@ def test_who_stops_in_the_middle_of_a_push_keeps_nobody_waiting(
 def test_a_change_of_tables_takes_the_time_that_it_takes(team_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "STATEMENT_SECONDS", 1.0)
     monkeypatch.setattr(connecting, "SILENCE_SECONDS", 1.5)
-    with Store.on_server(team_url).place.writing() as connection:
+    with Store.on_server(team_url).backend.writing() as connection:
         unlimited(connection)
         connection.exec_driver_sql("SELECT pg_sleep(2.5)")
 
@@ -190,7 +190,7 @@ def test_ctrl_c_while_others_write(
 ) -> None:
     local = Store.open(tmp_path / "local.db")
     local.record(measurement())
-    with Store.on_server(team_url).place.writing():
+    with Store.on_server(team_url).backend.writing():
         process = flashtune("db", "push", "--team", team_url, "--db", local.path)
         wait_until(lambda: backends(cluster, team_url, "%pg_advisory_xact_lock%"))
         assert interrupted(process)

@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from postgres_server import Cluster
 
-from flashtune.cli import main
+from flashtune.cli.main import main
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import connecting, watched
-from flashtune.tuned_db.address import read_address
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.backends.postgres import connecting, watched
+from flashtune.tuned_db.backends.postgres.address import read_address
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 

@@ -13,16 +13,16 @@ from command_line import run
 from postgres_server import Cluster
 from sqlalchemy import text
 
-from flashtune.cli import main
+from flashtune.cli.main import main
 from flashtune.errors import DatabaseNotWritable, InvalidInput
-from flashtune.tuned_db.address import read_address
-from flashtune.tuned_db.arrivals import Arrival
-from flashtune.tuned_db.models import Base
-from flashtune.tuned_db.postgres import VERSION_TABLE, Server
-from flashtune.tuned_db.rights import grants
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.team import team_summary
-from flashtune.tuned_db.transfer import carry
+from flashtune.tuned_db.backends.postgres.address import read_address
+from flashtune.tuned_db.backends.postgres.rights import grants
+from flashtune.tuned_db.backends.postgres.server import VERSION_TABLE, Server
+from flashtune.tuned_db.schema.models import Base
+from flashtune.tuned_db.sharing.team import team_summary
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.arrivals import Arrival
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 Login = Callable[[str], str]
@@ -125,7 +125,7 @@ def test_who_may_collect_forgets(
     monkeypatch.chdir(tmp_path)
     team = Store.on_server(team_url)
     team.add([measurement()], Arrival(kind="push", source="there"))
-    with team.place.writing() as connection:
+    with team.backend.writing() as connection:
         connection.execute(text("UPDATE device SET name = 'potato'"))
     words = ["db", "team", "forget", "--arrival", "1", "--team"]
     assert "permission denied for table" in run(*words, login("push"), code=1).output

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from flashtune.tuned_db import winners
-from flashtune.tuned_db.exchange import read_export, write_bundled
-from flashtune.tuned_db.ranked import ALIKE, Ranked
-from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES, new_id
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.winners import fastest, rank
+from flashtune.tuned_db.exchange.export_file import read_export, write_bundled
+from flashtune.tuned_db.policy import winners
+from flashtune.tuned_db.policy.ranked import ALIKE, Ranked
+from flashtune.tuned_db.policy.winners import fastest, rank
+from flashtune.tuned_db.records.measurement import SLOWDOWNS, THROTTLES, new_id
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import MissingDependency
-from flashtune.tuned_db import toolchain
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.toolchain import NEWEST, compatible
-from flashtune.tuned_db.trust import trust_of
-from flashtune.tuned_db.winners import rank
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.policy import toolchain
+from flashtune.tuned_db.policy.toolchain import NEWEST, compatible
+from flashtune.tuned_db.policy.trust import trust_of
+from flashtune.tuned_db.policy.winners import rank
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
 
 H200 = gpu_by_alias("h200")
 Make = Callable[..., Any]

@@ -18,16 +18,18 @@ from hypothesis import strategies as st
 from postgres_server import Cluster
 from sqlalchemy import text
 
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db import lookup, postgres, transfer
-from flashtune.tuned_db import rows as stored
-from flashtune.tuned_db.exchange import write_export
-from flashtune.tuned_db.forgetting import Which, forget
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store, Stored
-from flashtune.tuned_db.transfer import carry
-from flashtune.tuned_db.union import Added, add_file, export_database
+from flashtune.tuned_db.backends.postgres import server
+from flashtune.tuned_db.exchange.export_file import write_export
+from flashtune.tuned_db.lookup import lookup
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.sharing import transfer
+from flashtune.tuned_db.sharing.merge import Added, add_file, export_database
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store import queries as stored
+from flashtune.tuned_db.store.store import Store, Stored
+from flashtune.tuned_db.upkeep.forgetting import Which, forget
 
 Make = Callable[..., Any]
 ASSETS = Path(__file__).parents[1] / "upgrade_assets"
@@ -182,7 +184,7 @@ def test_a_device_has_one_name(tmp_path: Path, team: Store, rows: list[Measureme
     """Rows under another, which an earlier version let in, stay where they are and keep no others out."""
     team.record(rows[0])
     local = database(tmp_path / "local.db", rows[1:])
-    with local.place.writing() as connection:
+    with local.backend.writing() as connection:
         connection.execute(text("UPDATE device SET name = 'another name'"))
     assert carry(local, team).refused.rows == len(rows) - 1
     assert team.measurements() == rows[:1]
@@ -227,7 +229,7 @@ def test_only_what_is_missing_is_read_and_a_part_at_a_time(
     assert sorted(itertools.chain(*read)) == sorted(each.id for each in rows[7:])
     assert max(map(len, read)) <= 3
     assert sent == [2, 2, 1]
-    assert heard[3] == f"12 of 12 compared, 5 are missing in {team.place}"
+    assert heard[3] == f"12 of 12 compared, 5 are missing in {team.backend}"
     assert heard[5:] == ["2 of 5 sent", "4 of 5 sent"]
     assert len(team.measurements()) == len(rows)
 
@@ -277,7 +279,7 @@ def test_a_push_with_nothing_new_needs_no_turn_and_no_right_to_write(
 ) -> None:
     local = database(tmp_path / "local.db", rows)
     carry(local, team)
-    with team.place.writing():
+    with team.backend.writing():
         assert carry(local, Store.on_server(team_url, readonly=True)) == Added(new=0, known=len(rows))
 
 
@@ -290,8 +292,8 @@ def test_a_look_up_never_asks_the_server(
     def never(*arguments: object, **options: object) -> None:
         raise AssertionError("a look-up went to the network")
 
-    monkeypatch.setattr(postgres, "driver", never)
-    monkeypatch.setattr(postgres, "engine", never)
+    monkeypatch.setattr(server, "driver", never)
+    monkeypatch.setattr(server, "engine", never)
     assert lookup.find(problem(), gpu_by_alias("h200")).level == "default"
     with pytest.raises(AssertionError, match="network"):
         team.measurements()

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from flashtune.tuned_db.exchange import read_export, write_bundled
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import TRUST, Measurement, Trust
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.trust import ALIKE_CLAIMS, BLURRED, Claim, trust_of
-from flashtune.tuned_db.winners import fastest, rank
+from flashtune.tuned_db.exchange.export_file import read_export, write_bundled
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.policy.trust import ALIKE_CLAIMS, BLURRED, Claim, trust_of
+from flashtune.tuned_db.policy.winners import fastest, rank
+from flashtune.tuned_db.records.measurement import TRUST, Measurement, Trust
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 
@@ -285,6 +285,6 @@ def test_a_look_up_says_how_far_its_claim_is_trusted(final: Make, store: Store) 
 
 
 def gpu() -> Any:
-    from flashtune.codegen.gpu import gpu_by_alias
+    from flashtune.codegen.gpu.gpu import gpu_by_alias
 
     return gpu_by_alias("h200")

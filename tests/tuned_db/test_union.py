@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, InvalidInput, StoreError
-from flashtune.tuned_db.exchange import read_export, write_export
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import Added, add_database, add_file, export_database
+from flashtune.tuned_db.exchange.export_file import read_export, write_export
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.sharing.merge import Added, add_database, add_file, export_database
+from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
 OLD = Path(__file__).parents[1] / "upgrade_assets"

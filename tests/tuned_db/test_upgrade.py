@@ -16,11 +16,12 @@ import pytest
 from folders import names
 
 from flashtune.errors import DatabaseNotWritable
-from flashtune.tuned_db import copying, opening
-from flashtune.tuned_db.files import SCHEMA_VERSION, read_header
-from flashtune.tuned_db.keeping import inspect_file, upgrade_file
-from flashtune.tuned_db.opening import Upgraded
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.backends.sqlite import copying, opening
+from flashtune.tuned_db.backends.sqlite.files import read_header
+from flashtune.tuned_db.backends.sqlite.opening import Upgraded
+from flashtune.tuned_db.schema.version import SCHEMA_VERSION
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.health import inspect_file, upgrade_file
 
 Start = Callable[[str, Path], "subprocess.Popen[str]"]
 FIRST = Path(__file__).parents[1] / "upgrade_assets" / "v0001.db"
@@ -104,7 +105,7 @@ class TestUpgrade:
     ) -> None:
         before = rows(old)
         with monkeypatch.context() as patch:
-            patch.setattr("flashtune.tuned_db.upgrade.migrate", lambda *_: 1 / 0)
+            patch.setattr("flashtune.tuned_db.backends.sqlite.upgrade.migrate", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 Store.open(old)
         assert read_header(old).schema == 1
@@ -122,7 +123,7 @@ class TestUpgrade:
         before = rows(old)
         code = """
             import multiprocessing, os, pathlib
-            import flashtune.tuned_db.upgrade, alembic.command
+            import flashtune.tuned_db.backends.sqlite.upgrade, alembic.command
             def work(path, barrier):
                 barrier.wait()
                 assert len(Store.open(path).measurements()) == 4
@@ -159,7 +160,8 @@ def test_a_run_may_be_killed_when(start: Start, old: Path, moment: str) -> None:
     """D76, of a process."""
     code = f"""
         import os
-        from flashtune.tuned_db import copying, opening, store, upgrade
+        from flashtune.tuned_db.backends.sqlite import copying, opening, upgrade
+        from flashtune.tuned_db.store import store
         patch = setattr
         {DEATHS[moment]}
         Store.open(path)

@@ -12,13 +12,13 @@ import pytest
 from generated import DATES
 from sqlalchemy import text
 
-from flashtune.tuned_db.exchange import LINE_LIMIT, read_export
-from flashtune.tuned_db.limits import MESSAGE_LIMIT, NUMBERS, TEXTS
-from flashtune.tuned_db.records import THROTTLES, Measurement, canonical, now, to_json
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.transfer import carry
-from flashtune.tuned_db.union import Added, add_database, add_file, export_database
-from flashtune.tuner.optuna_export import export_studies
+from flashtune.tuned_db.exchange.export_file import LINE_LIMIT, read_export
+from flashtune.tuned_db.records.limits import MESSAGE_LIMIT, NUMBERS, TEXTS
+from flashtune.tuned_db.records.measurement import THROTTLES, Measurement, canonical, now, to_json
+from flashtune.tuned_db.sharing.merge import Added, add_database, add_file, export_database
+from flashtune.tuned_db.sharing.transfer import carry
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.commands.optuna_export import export_studies
 
 Make = Callable[..., Any]
 WIDE = "\U00010380"
@@ -105,7 +105,7 @@ def test_a_row_that_is_there_already_and_can_not_get_out_keeps_no_other_in(
     """M5: an earlier version let it in."""
     rows = [measurement(session=each) for each in "abc"]
     store.add(rows)
-    with store.place.writing() as connection:
+    with store.backend.writing() as connection:
         connection.execute(text(f"UPDATE measurement SET {POISON[poison]} WHERE session = 'b'"))
     assert [each.session for each in store.measurements()] == ["a", "c"]
     assert export_database(store, tmp_path / "rows.jsonl") == 2

@@ -12,11 +12,11 @@ from generated import measurements
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flashtune.codegen.config import Config
-from flashtune.tuned_db import ranked
-from flashtune.tuned_db.limits import settled
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.winners import best_first, rank, with_source
+from flashtune.codegen.plan.config import Config
+from flashtune.tuned_db.policy import ranked
+from flashtune.tuned_db.policy.winners import best_first, rank, with_source
+from flashtune.tuned_db.records.limits import settled
+from flashtune.tuned_db.records.measurement import Measurement
 
 Make = Callable[..., Any]
 

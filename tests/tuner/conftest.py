@@ -43,8 +43,8 @@ def tuned(three_winners: bytes, tmp_path: Path) -> Path:
 @pytest.fixture
 def quick_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers on the ray of fake_ray.py are looked after often."""
-    from flashtune.tuner import ray_actor, ray_crew, ray_workers
+    from flashtune.tuner.cluster import ray_actor, ray_crew, ray_worker
 
-    monkeypatch.setattr(ray_workers, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(ray_worker, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(ray_crew, "LEAVE_SECONDS", 60.0)
     monkeypatch.setattr(ray_actor, "serve_only", lambda cubins: None)  # the actors are threads of this process

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import Source
-from flashtune.tuner.build import Built
-from flashtune.tuner.readings import Readings
-from flashtune.tuner.timing import Timing
-from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome
+from flashtune.codegen.compiler.render import Source
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.trial.outcome import DeviceLostError, Evidence, Outcome
+from flashtune.tuner.trial.sensors import Readings
+from flashtune.tuner.trial.timing import Timing
 
 _prepared: set[tuple[str, Problem]] = set()
 """Units and problems, of this process."""
@@ -163,10 +163,10 @@ class LaunchingUnit(FakeUnit):
     def attempt(
         self, problem: Problem, config: Config, built: Built, best: float | None, default: Config | None = None
     ) -> Outcome:
-        from flashtune.codegen.cache import compiled
-        from flashtune.tuner.coordinator import render
+        from flashtune.codegen.compiler.kernel_cache import compiled
+        from flashtune.codegen.families.registry import source_for
 
-        found = compiled(render(problem, config), self.arch)
+        found = compiled(source_for(problem, config), self.arch)
         self.write("cubin", problem, config)
         assert (found.nvrtc, found.registers) == (built.nvrtc, built.registers)
         return super().attempt(problem, config, built, best, default)

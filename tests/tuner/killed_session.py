@@ -20,11 +20,11 @@ from typing import Any
 from fake_worker import FakeUnit
 from tuner_fakes import GPU, FakeBuilder, LocalWorker, only_sm80, problem
 
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.measured import measure_problems
-from flashtune.tuner.report import Progress
-from flashtune.tuner.worker import ProcessWorker
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.results.report import Progress
+from flashtune.tuner.tune.measured_run import measure_problems
+from flashtune.tuner.workers.process_worker import ProcessWorker
 
 TRIALS = 150
 PROBLEMS = [problem(512), problem(1024)]

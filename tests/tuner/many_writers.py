@@ -14,9 +14,9 @@ from pathlib import Path
 
 from tuner_fakes import FAMILY, GPU, FakeBench, problem, run
 
-from flashtune.tuned_db.records import Measurement, new_id, now
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import add_database, add_file, export_database
+from flashtune.tuned_db.records.measurement import Measurement, new_id, now
+from flashtune.tuned_db.sharing.merge import add_database, add_file, export_database
+from flashtune.tuned_db.store.store import Store
 
 WRITERS = 8
 ROWS = 40

@@ -23,12 +23,12 @@ import numpy as np
 import pytest
 from tuner_fakes import FAMILY, GPU
 
-from flashtune.codegen.bits import from_memory, to_memory
-from flashtune.codegen.plan import Plan
-from flashtune.codegen.problem import ITEM_BYTES, Problem
-from flashtune.codegen.reference import plain_attention
-from flashtune.tuner.build import Built
-from flashtune.tuner.trial import Outcome
+from flashtune.codegen.plan.plan import Plan
+from flashtune.codegen.problem.bits import from_memory, to_memory
+from flashtune.codegen.problem.problem import ITEM_BYTES, Problem
+from flashtune.codegen.problem.reference import plain_attention
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.trial.outcome import Outcome
 
 bench, check, checksum, compare, exact, full, guard, measure, memory = (
     pytest.importorskip(f"flashtune.tuner.{name}", reason="needs CuPy", exc_type=ImportError)
@@ -331,7 +331,7 @@ class HostComparer:
 
 
 class HostChecksum:
-    """tuner/checksum.py on the host."""
+    """tuner/bench/checksum.py on the host."""
 
     def __init__(self, runtime: HostRuntime, gpu: Any, arena: Any, stream: int) -> None:
         self.runtime = runtime

@@ -7,9 +7,9 @@ import signal
 import time
 from pathlib import Path
 
-from flashtune.codegen.render import Source
+from flashtune.codegen.compiler.render import Source
 from flashtune.errors import MissingDependency
-from flashtune.tuner.build import Built
+from flashtune.tuner.processes.compile_pool import Built
 
 
 def build(source: Source, arch: str) -> Built:

@@ -7,12 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.reference import plain_attention
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.codegen.problem.reference import plain_attention
 
-exact = pytest.importorskip("flashtune.tuner.exact", reason="needs CuPy", exc_type=ImportError)
-memory = pytest.importorskip("flashtune.tuner.memory", reason="needs CuPy", exc_type=ImportError)
+exact = pytest.importorskip("flashtune.tuner.bench.exact", reason="needs CuPy", exc_type=ImportError)
+memory = pytest.importorskip("flashtune.tuner.bench.memory", reason="needs CuPy", exc_type=ImportError)
 
 SMALL = Problem(
     dtype="float32", head_dim=8, batch=3, seqlen_q=12, seqlen_k=20, num_heads=4, num_heads_kv=2, causal=True

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, problem, run
 
-from flashtune._cli_tables import print_report
-from flashtune.codegen.config import Config
-from flashtune.tuned_db.lookup import find
-from flashtune.tuner.build import Built
-from flashtune.tuner.report import Report
-from flashtune.tuner.space import make_space
-from flashtune.tuner.trial import DeviceLostError, Outcome
+from flashtune.cli.common.tables import print_report
+from flashtune.codegen.plan.config import Config
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.results.report import Report
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.trial.outcome import DeviceLostError, Outcome
 
 PROBLEM, OTHER = problem(), problem(2048)
 CULPRIT = make_space(PROBLEM, GPU, FAMILY).configs[1]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flashtune.errors import InvalidInput, InvalidType
-from flashtune.tuner.budget import Budget, Meter, parse_budget
+from flashtune.tuner.results.budget import Budget, Meter, parse_budget
 
 
 @pytest.mark.parametrize(

@@ -25,22 +25,22 @@ from processes import alive
 from tuner_fakes import GPU, FakeBuilder, only_sm80, problem, run
 
 import flashtune
-from flashtune.codegen.render import Source
+from flashtune.codegen.compiler.render import Source
 from flashtune.errors import MissingDependency
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import build
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.build import MAX_DEATHS, Built, NoCompilerError, ProcessBuilder
-from flashtune.tuner.predicted import predict_problems
-from flashtune.tuner.process import Child
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.processes import compile_pool
+from flashtune.tuner.processes.compile_pool import MAX_DEATHS, Built, NoCompilerError, ProcessBuilder
+from flashtune.tuner.processes.process import Child
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.tune.predicted_run import predict_problems
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 
 SESSION = """
 import multiprocessing, sys, time
 import slow_compiler
-from flashtune.codegen.render import Source
-from flashtune.tuner import build
+from flashtune.codegen.compiler.render import Source
+from flashtune.tuner.processes import compile_pool as build
 
 build.build = slow_compiler.build
 builder = build.ProcessBuilder("sm_90a", 1)
@@ -89,7 +89,7 @@ def test_workers_end_at_once_with_the_session(session: subprocess.Popen[str], ho
 @pytest.fixture
 def tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which each try of `slow_compiler.deadly`, which compiles here, leaves a file."""
-    monkeypatch.setattr(build, "build", slow_compiler.deadly)
+    monkeypatch.setattr(compile_pool, "build", slow_compiler.deadly)
     monkeypatch.setenv("TRIES", str(tmp_path))
     return tmp_path
 
@@ -131,12 +131,12 @@ def test_workers_that_never_compile_anything_end_the_session(tries: Path, builde
 
 
 def test_what_a_worker_died_of_is_told(monkeypatch: pytest.MonkeyPatch, builder: ProcessBuilder) -> None:
-    monkeypatch.setattr(build, "build", slow_compiler.closing)
+    monkeypatch.setattr(compile_pool, "build", slow_compiler.closing)
     assert "the last one exited with code 7" in builder.submit(made(0)).result(300).error
 
 
 def test_workers_that_can_not_start_end_the_session(monkeypatch: pytest.MonkeyPatch, builder: ProcessBuilder) -> None:
-    monkeypatch.setattr(build, "_serve", slow_compiler.missing)  # it takes other arguments
+    monkeypatch.setattr(compile_pool, "_serve", slow_compiler.missing)  # it takes other arguments
     with pytest.raises(NoCompilerError, match="3 compile workers in a row ended as they started; each exited with"):
         builder.submit(made(0)).result(300)
 
@@ -145,7 +145,7 @@ def test_no_process_at_all_ends_the_session(monkeypatch: pytest.MonkeyPatch, bui
     def refuse(*_: object) -> Child:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(build, "Child", refuse)
+    monkeypatch.setattr(compile_pool, "Child", refuse)
     with pytest.raises(NoCompilerError, match="no compile worker can be started: Resource temporarily unavailable"):
         builder.submit(made(0)).result(300)
 
@@ -162,7 +162,7 @@ def test_where_one_process_is_all_there_can_be_it_compiles_everything(
         living.append(Child(*given))
         return living[-1]
 
-    monkeypatch.setattr(build, "Child", start)
+    monkeypatch.setattr(compile_pool, "Child", start)
     sources = [made(number % MAX_DEATHS, f"s{number}") for number in range(9)]
     jobs = [builder.submit(each) for each in sources]
     assert [each.result(300) for each in jobs] == [Built(digest=each.digest, registers=96) for each in sources]
@@ -171,7 +171,7 @@ def test_where_one_process_is_all_there_can_be_it_compiles_everything(
 def test_a_compiler_that_is_not_installed_is_that_error(
     monkeypatch: pytest.MonkeyPatch, builder: ProcessBuilder
 ) -> None:
-    monkeypatch.setattr(build, "build", slow_compiler.missing)
+    monkeypatch.setattr(compile_pool, "build", slow_compiler.missing)
     with pytest.raises(MissingDependency, match="no compiler is installed"):
         builder.submit(made(0)).result(300)
 

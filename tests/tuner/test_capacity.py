@@ -10,11 +10,18 @@ import pytest
 import slow_compiler
 from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, problem, run
 
-from flashtune.codegen.render import Source
-from flashtune.tuner import build, capacity
-from flashtune.tuner.build import MAX_WORKERS, WORKER_BYTES, Built, ProcessBuilder, pool_size, spare_workers
-from flashtune.tuner.coordinator import render
-from flashtune.tuner.space import make_space
+from flashtune.codegen.compiler.render import Source
+from flashtune.codegen.families.registry import source_for
+from flashtune.tuner.processes import capacity, compile_pool
+from flashtune.tuner.processes.compile_pool import (
+    MAX_WORKERS,
+    WORKER_BYTES,
+    Built,
+    ProcessBuilder,
+    pool_size,
+    spare_workers,
+)
+from flashtune.tuner.search.space import make_space
 
 GB = 10**9
 
@@ -41,12 +48,12 @@ def test_processes_are_capped_by_cores_and_free_memory(cores: int, memory: int |
 def test_each_device_has_a_core_and_a_slow_compile_another_process_beside_it(
     monkeypatch: pytest.MonkeyPatch, available: int, devices: int, workers: int
 ) -> None:
-    monkeypatch.setattr(build, "cores", lambda: available)
+    monkeypatch.setattr(compile_pool, "cores", lambda: available)
     assert spare_workers(devices) == workers
 
 
 def test_a_builder_looks_at_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "free_memory", lambda: 5 * WORKER_BYTES)
+    monkeypatch.setattr(compile_pool, "free_memory", lambda: 5 * WORKER_BYTES)
     builder = ProcessBuilder("sm_90a", 64)
     builder.close()
     assert builder.workers == 5
@@ -90,9 +97,9 @@ def test_free_memory_is_what_system_and_container_leave(
 
 
 def test_a_slow_compile_holds_up_no_other_even_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "build", slow_compiler.build)
-    monkeypatch.setattr(build, "free_memory", lambda: None)
-    monkeypatch.setattr(build, "cores", lambda: 1)
+    monkeypatch.setattr(compile_pool, "build", slow_compiler.build)
+    monkeypatch.setattr(compile_pool, "free_memory", lambda: None)
+    monkeypatch.setattr(compile_pool, "cores", lambda: 1)
     builder = ProcessBuilder("sm_90a", spare_workers(1))
     try:
         slow = builder.submit(Source("600", "int slow;"))
@@ -117,7 +124,7 @@ def test_a_config_that_compiles_for_ever_leaves_the_device_to_the_others(tmp_pat
 
         def submit(self, source: Source) -> Future[Built]:
             done = super().submit(source)
-            if source.digest != render(problem(), slow).digest:
+            if source.digest != source_for(problem(), slow).digest:
                 return done
             if len(bench.attempts) >= 29 and not self.job.done():
                 self.job.set_result(done.result())
@@ -126,8 +133,8 @@ def test_a_config_that_compiles_for_ever_leaves_the_device_to_the_others(tmp_pat
     builder = Slow()
 
     def progress(_: object) -> None:
-        if builder.submitted[render(problem(), slow).digest]:
-            builder.submit(render(problem(), slow))
+        if builder.submitted[source_for(problem(), slow).digest]:
+            builder.submit(source_for(problem(), slow))
 
     report = run(tmp_path / "tuned.db", [problem()], 30, bench=bench, builder=builder, progress=progress)
     assert report.tried == 30

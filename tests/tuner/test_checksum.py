@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashtune.codegen.compile import compile_source
-from flashtune.codegen.emulator.build import find_compiler
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.compiler.nvrtc import compile_source
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.emulator.build import find_compiler
 
-checksum = pytest.importorskip("flashtune.tuner.checksum", reason="needs CuPy", exc_type=ImportError)
+checksum = pytest.importorskip("flashtune.tuner.bench.checksum", reason="needs CuPy", exc_type=ImportError)
 
 # Blocks of one thread: each is its warp's first lane, and the others have nothing to add.
 BEFORE = """

@@ -13,17 +13,17 @@ from click.testing import CliRunner, Result
 from tuner_fakes import GPU, FakeBench, FakeBuilder, only_sm80, problem, run
 
 import flashtune
-from flashtune.cli import main
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import Source
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import session
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.build import Built
-from flashtune.tuner.failure import Failure, commonest
-from flashtune.tuner.predicted import predict_problems
-from flashtune.tuner.report import Report
-from flashtune.tuner.trial import Outcome
+from flashtune.cli.main import main
+from flashtune.codegen.compiler.render import Source
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.results.report import Report
+from flashtune.tuner.trial.failures import Failure, commonest
+from flashtune.tuner.trial.outcome import Outcome
+from flashtune.tuner.tune import session
+from flashtune.tuner.tune.predicted_run import predict_problems
 
 ERROR = "tile.cuh(12): error: expected a ';' [with T = float]"
 REFUSED = f"NVRTC 13.5 refused sm80_fwd.cu for sm_80:\n  {ERROR}\n  tile.cuh(14): error: another\nGenerated source: "
@@ -147,7 +147,7 @@ def test_all_problems_with_a_config_are_exit_code_0(builder: None, tmp_path: Pat
 def test_what_the_real_compiler_refuses_is_told_with_the_source_that_is_kept(tmp_path: Path) -> None:
     """F9, as it was found: an option that NVRTC doesn't know."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import flashtune.codegen.compile as compile\ncompile.OPTIONS = ('--no-such-option',)\n"
+        "import flashtune.codegen.compiler.nvrtc as compile\ncompile.OPTIONS = ('--no-such-option',)\n"
     )
     paths = [str(tmp_path), str(Path(flashtune.__file__).parents[1])]
     done = subprocess.run(

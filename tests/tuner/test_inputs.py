@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtune.codegen.bits import from_memory, to_memory
-from flashtune.codegen.problem import Spec
-from flashtune.codegen.reference import plain_attention
-from flashtune.tuner.inputs import random_values
-from flashtune.tuner.sample import samples
+from flashtune.codegen.problem.bits import from_memory, to_memory
+from flashtune.codegen.problem.problem import Spec
+from flashtune.codegen.problem.reference import plain_attention
+from flashtune.tuner.bench.inputs import random_values
+from flashtune.tuner.bench.samples import samples
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))

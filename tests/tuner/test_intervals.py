@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuner_fakes import FAMILY, GPU, FakeBench, landscape, problem, run
 
-from flashtune.codegen.config import Config
-from flashtune.tuned_db.ranked import ALIKE
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.intervals import FEWEST_ROUNDS, beaten, interval_place, paired, paired_ratio, ratios_to
-from flashtune.tuner.target import FINALISTS
+from flashtune.codegen.plan.config import Config
+from flashtune.tuned_db.policy.ranked import ALIKE
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.search.problem_search import FINALISTS
+from flashtune.tuner.trial.intervals import FEWEST_ROUNDS, beaten, interval_place, paired, paired_ratio, ratios_to
 
 PROBLEM = problem()
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)

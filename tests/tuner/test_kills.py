@@ -19,7 +19,7 @@ from fake_worker import FakeUnit
 from killed_session import PROBLEMS, TRIALS
 
 import flashtune
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 

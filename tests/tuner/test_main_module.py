@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import flashtune
-from flashtune.tuner.process import Child
+from flashtune.tuner.processes.process import Child
 
 PROGRAM = """
 print("begun", flush=True)
 import slow_compiler
-from flashtune.codegen.render import Source
-from flashtune.tuner import build
+from flashtune.codegen.compiler.render import Source
+from flashtune.tuner.processes import compile_pool as build
 build.build = slow_compiler.build
 builder = build.ProcessBuilder("sm_90a", 1)
 print(builder.submit(Source("0", "int x;")).result(300).error or "compiled", flush=True)

@@ -16,14 +16,14 @@ import pytest
 from tuner_fakes import GPU, FakeBench, FakeBuilder, LocalWorker, only_sm80, problem, run
 
 import flashtune
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import StoreError
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.coordinator import Coordinator
-from flashtune.tuner.measured import measure_problems
-from flashtune.tuner.trial import Outcome
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.run.coordinator import Coordinator
+from flashtune.tuner.trial.outcome import Outcome
+from flashtune.tuner.tune.measured_run import measure_problems
 
 TUNERS, TRIALS = 8, 2
 PROBLEM = problem()

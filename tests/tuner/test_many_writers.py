@@ -13,7 +13,7 @@ import pytest
 from many_writers import ROWS, WRITERS
 
 import flashtune
-from flashtune.tuned_db.store import Store
+from flashtune.tuned_db.store.store import Store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, landscape, problem, run, stored
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.model import default_config
-from flashtune.tuned_db.ranked import ALIKE
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.report import Progress
-from flashtune.tuner.space import make_space
-from flashtune.tuner.trial import Outcome
+from flashtune.codegen.families.model import default_config
+from flashtune.codegen.plan.config import Config
+from flashtune.tuned_db.policy.ranked import ALIKE
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.results.report import Progress
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.trial.outcome import Outcome
 
 PROBLEM = problem()
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)

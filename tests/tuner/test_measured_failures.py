@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, ShutBench, problem, run, stored
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import post
-from flashtune.tuner.build import Built
-from flashtune.tuner.trial import SPILL_LIMIT, DeviceLostError, Outcome, judge_resources
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.trial.outcome import SPILL_LIMIT, DeviceLostError, Outcome, judge_resources
+from flashtune.tuner.workers import supervisor
 
 PROBLEM = problem()
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)
@@ -148,14 +148,14 @@ def test_a_device_on_which_every_candidate_dies_ends_the_run(path: Path) -> None
     report = run(path, [PROBLEM], 100, bench=FakeBench(outcome=outcome))
     assert "fell off the bus" in report.stopped
     assert "GPU-fake" in report.stopped
-    assert report.failed["illegal_access"] <= post.FRUITLESS_DEATHS / 2
+    assert report.failed["illegal_access"] <= supervisor.FRUITLESS_DEATHS / 2
     assert report.rows[0].config is None
 
 
 def test_a_device_that_can_not_be_opened_ends_the_run(path: Path) -> None:
     bench = ShutBench()
     report = run(path, [PROBLEM], 10, bench=bench)
-    assert bench.opened == post.IDLE_DEATHS
+    assert bench.opened == supervisor.IDLE_DEATHS
     assert "no memory for a context" in report.stopped
     assert report.rows[0].config is None
     assert not stored(path)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, landscape, problem, run
 
-from flashtune.codegen import config as config_module
-from flashtune.codegen.config import Config
-from flashtune.tuned_db import gate
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import space
-from flashtune.tuner.build import Built
+from flashtune.codegen.plan import config as config_module
+from flashtune.codegen.plan.config import Config
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records import parse
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.search import space
 
 PROBLEM = problem()
 OLD_CHOICES = (64, 128)
@@ -31,7 +31,7 @@ def older() -> Iterator[Version]:
 
     def forget() -> None:
         space._legal.cache_clear()
-        gate.config_from_text.cache_clear()
+        parse.config_from_text.cache_clear()
 
     @contextmanager
     def older() -> Iterator[None]:

@@ -9,16 +9,16 @@ import pytest
 from click.testing import CliRunner
 from tuner_fakes import FAMILY, GPU, READINGS, FakeBench, FakeBuilder, problem
 
-from flashtune._cli_noise import print_noise
-from flashtune.cli import main
-from flashtune.codegen import device
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
+from flashtune.cli.main import main
+from flashtune.cli.tune.noise import print_noise
+from flashtune.codegen.gpu import devices
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import FlashtuneError
-from flashtune.tuner import noise as module
-from flashtune.tuner.noise import Noise, against_itself
-from flashtune.tuner.readings import Readings
-from flashtune.tuner.trial import Outcome
+from flashtune.tuner.commands import noise as module
+from flashtune.tuner.commands.noise import Noise, against_itself
+from flashtune.tuner.trial.outcome import Outcome
+from flashtune.tuner.trial.sensors import Readings
 
 PROBLEM = problem()
 CONFIG = FAMILY.default(PROBLEM.spec, GPU)
@@ -101,7 +101,7 @@ def test_a_problem_that_does_not_fit_says_so() -> None:
 
 
 def test_without_a_gpu_there_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "visible_gpus", list)
+    monkeypatch.setattr(devices, "visible_gpus", list)
     done = CliRunner().invoke(main, ["noise"])
     assert done.exit_code == 1
     assert done.output.startswith("Error: ")

@@ -18,14 +18,14 @@ from optuna.trial import TrialState
 from tuner_fakes import GPU, FakeBench, problem, run
 
 from flashtune import files
-from flashtune.cli import main
-from flashtune.codegen.config import Config
+from flashtune.cli.main import main
+from flashtune.codegen.plan.config import Config
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.records import new_id
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import optuna_export
-from flashtune.tuner.optuna_export import export_studies
-from flashtune.tuner.trial import Outcome
+from flashtune.tuned_db.records.measurement import new_id
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.commands import optuna_export
+from flashtune.tuner.commands.optuna_export import export_studies
+from flashtune.tuner.trial.outcome import Outcome
 
 
 @pytest.fixture(scope="module")

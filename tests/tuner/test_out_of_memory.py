@@ -14,10 +14,10 @@ import pytest
 from simulated_device import BUILT, CONFIG, OTHER, PROBLEM, Simulation
 from tuner_fakes import FAMILY, GPU, run
 
-from flashtune.codegen.plan import Plan
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import coordinator
-from flashtune.tuner.space import make_space
+from flashtune.codegen.plan.plan import Plan
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.run import coordinator
+from flashtune.tuner.search.space import make_space
 
 LONG = dataclasses.replace(PROBLEM, seqlen_k=600)
 """Enough keys to share."""

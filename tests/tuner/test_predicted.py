@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBuilder, only_sm80, problem, run
 
-from flashtune._cli_tables import console, print_report
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.model import SPILL_MARGIN
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import Source
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.build import Built
-from flashtune.tuner.predicted import COMPILED_CONFIGS, predict_problems
-from flashtune.tuner.report import Report
-from flashtune.tuner.session import tune
-from flashtune.tuner.space import make_space
+from flashtune.cli.common.tables import console, print_report
+from flashtune.codegen.compiler.render import Source
+from flashtune.codegen.families.model import SPILL_MARGIN
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.results.report import Report
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.tune.predicted_run import COMPILED_CONFIGS, predict_problems
+from flashtune.tuner.tune.session import tune
 
 PROBLEM = problem()
 

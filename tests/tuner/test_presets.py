@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tuner_fakes import FAMILY
 
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import InvalidInput
-from flashtune.tuner.presets import preset
+from flashtune.tuner.tune.presets import preset
 
 
 @pytest.mark.parametrize(("name", "count"), [("quick", 4), ("grid", 36), ("wide", 15), ("llm", 8), ("models", 54)])

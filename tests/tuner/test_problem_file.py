@@ -14,9 +14,9 @@ import pytest
 from command_line import run
 
 import flashtune
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import InvalidInput, MissingDependency
-from flashtune.tuner.problem_file import FILE_LIMIT, MAX_PROBLEMS, problem_from_fields, read_problem_file
+from flashtune.tuner.tune.problem_file import FILE_LIMIT, MAX_PROBLEMS, problem_from_fields, read_problem_file
 
 SHORT = {"seqlen": 4096, "heads": 32, "head_dim": 128}
 FULL = Problem(

@@ -16,21 +16,21 @@ import pytest
 from fake_worker import FakeUnit, LaunchingUnit
 from tuner_fakes import FAMILY, FakeBuilder, only_sm80, problem
 
-from flashtune.codegen.compile import Compiled
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.compiler.nvrtc import Compiled
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
 from flashtune.errors import NoGpu
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import ray_crew
-from flashtune.tuner.budget import parse_budget
-from flashtune.tuner.build import Builder, ProcessBuilder
-from flashtune.tuner.measured import measure_problems
-from flashtune.tuner.ray_cluster import connect, free_gpus, live_nodes
-from flashtune.tuner.ray_crew import Crew
-from flashtune.tuner.records import SETTLED
-from flashtune.tuner.report import Progress, Report
-from flashtune.tuner.space import make_space
-from flashtune.tuner.worker import Attempt, Request, Unit
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.cluster import ray_crew
+from flashtune.tuner.cluster.ray_cluster import connect, free_gpus, live_nodes
+from flashtune.tuner.cluster.ray_crew import Crew
+from flashtune.tuner.processes.compile_pool import Builder, ProcessBuilder
+from flashtune.tuner.results.budget import parse_budget
+from flashtune.tuner.results.report import Progress, Report
+from flashtune.tuner.results.rows import SETTLED
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.tune.measured_run import measure_problems
+from flashtune.tuner.workers.process_worker import Attempt, Request, Unit
 
 ray: Any = pytest.importorskip("ray", reason='needs the extra ray: pip install -e ".[ray]"')
 cluster_utils: Any = pytest.importorskip("ray.cluster_utils", reason="needs the extra ray")
@@ -197,7 +197,7 @@ def test_a_lost_worker_is_replaced_where_a_gpu_is_free_and_the_last_one_ends_the
 def test_candidates_that_kill_or_hang_cost_their_worker_alone(
     ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flashtune.tuner.coordinator.ATTEMPT_SECONDS", 5.0)
+    monkeypatch.setattr("flashtune.tuner.run.coordinator.ATTEMPT_SECONDS", 5.0)
     add_gpu(ray_cluster)
     log = tmp_path / "log"
     bad = dict(zip(CONFIGS[1:5], ("exit", "kill", "lose", "hang"), strict=True))

@@ -9,12 +9,13 @@ import pytest
 from fake_ray import THREE, FakeRay
 from tuner_fakes import FakeBench, problem
 
-from flashtune.codegen.gpu import gpu_by_alias
+from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import InvalidInput, NoGpu
-from flashtune.tuner import ray_cluster, ray_crew, session
-from flashtune.tuner.ray_actor import Host, RayUnit
-from flashtune.tuner.ray_crew import Crew
-from flashtune.tuner.worker import Lost
+from flashtune.tuner.cluster import ray_cluster, ray_crew
+from flashtune.tuner.cluster.ray_actor import Host, RayUnit
+from flashtune.tuner.cluster.ray_crew import Crew
+from flashtune.tuner.tune import session
+from flashtune.tuner.workers.process_worker import Lost
 
 pytestmark = pytest.mark.usefixtures("quick_ray")
 
@@ -32,9 +33,9 @@ def start(ray: FakeRay, place: Any = RayUnit) -> None:
 
 
 def test_a_gpu_that_is_another_than_the_one_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flashtune.codegen import device
+    from flashtune.codegen.gpu import devices
 
-    monkeypatch.setattr(device, "gpu_of_device", lambda index: gpu_by_alias("h100-pcie"))
+    monkeypatch.setattr(devices, "gpu_of_device", lambda index: gpu_by_alias("h100-pcie"))
     with pytest.raises(NoGpu, match=r"can't measure for h100-sxm: its GPU is h100-pcie .* Ray calls both H100$"):
         start(FakeRay(THREE))
 

@@ -14,19 +14,20 @@ import pytest
 from fake_ray import THREE, FakeRay
 from tuner_fakes import FAMILY, FakeBench, FakeBuilder, only_sm80, problem
 
-from flashtune.codegen.compile import Compiled
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import ray_actor, ray_cluster, ray_crew, ray_workers, session
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.build import Built
-from flashtune.tuner.measured import measure_problems
-from flashtune.tuner.ray_actor import Host, RayUnit
-from flashtune.tuner.ray_crew import Crew
-from flashtune.tuner.ray_workers import ended, launched
-from flashtune.tuner.report import Report
-from flashtune.tuner.space import make_space
-from flashtune.tuner.worker import Attempt, Final, Prepare, Prepared, Ready
+from flashtune.codegen.compiler.nvrtc import Compiled
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.cluster import ray_actor, ray_cluster, ray_crew, ray_worker
+from flashtune.tuner.cluster.ray_actor import Host, RayUnit
+from flashtune.tuner.cluster.ray_crew import Crew
+from flashtune.tuner.cluster.ray_worker import ended, launched
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.results.report import Report
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.tune import session
+from flashtune.tuner.tune.measured_run import measure_problems
+from flashtune.tuner.workers.process_worker import Attempt, Final, Prepare, Prepared, Ready
 
 pytestmark = pytest.mark.usefixtures("quick_ray")
 
@@ -88,7 +89,7 @@ def test_no_more_gpus_are_taken_than_there_are_problems_or_free_ones(
 
 
 def test_a_request_travels_with_all_that_it_launches_besides_what_is_there() -> None:
-    from flashtune.tuner.sample import samples
+    from flashtune.tuner.bench.samples import samples
 
     unit, built = FakeBench(), Built(digest="a" * 64)
     for config in CONFIGS[:4]:
@@ -145,7 +146,7 @@ def test_tune_measures_on_the_cluster_and_leaves_it(tmp_path: Path, monkeypatch:
         return Compiled(b"cubin", arch, "13.5", 96, 0, 0, 0, 0.1, "")
 
     monkeypatch.setattr(ray_crew, "import_ray", lambda: ray)
-    monkeypatch.setattr(ray_workers, "compiled", compiled)
+    monkeypatch.setattr(ray_worker, "compiled", compiled)
     monkeypatch.setattr(RayUnit, "open", lambda self: bench)
     monkeypatch.setattr(RayUnit, "sources", lambda self, problem: [])
     monkeypatch.setattr(session, "ProcessBuilder", lambda arch, workers: FakeBuilder())

@@ -11,15 +11,15 @@ import pytest
 from fake_nvml import DRIVER, NEW_NAMES, FakeNvml
 from tuner_fakes import READINGS, FakeBench, problem, run
 
-from flashtune.codegen import device
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.records import THROTTLES
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.build import Built
-from flashtune.tuner.readings import REASONS, Readings, Sensors, Watch, others
-from flashtune.tuner.timing import Timing
-from flashtune.tuner.trial import Evidence, Outcome
+from flashtune.codegen.gpu import devices
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.records.measurement import THROTTLES
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.trial.outcome import Evidence, Outcome
+from flashtune.tuner.trial.sensors import REASONS, Readings, Sensors, Watch, others
+from flashtune.tuner.trial.timing import Timing
 
 PROBLEM = problem()
 
@@ -43,7 +43,7 @@ def test_everything_is_read_in_its_unit(nvml: FakeNvml) -> None:
 
 def test_others_that_use_nvml_meanwhile_take_nothing_away(nvml: FakeNvml) -> None:
     sensors = Sensors("GPU-0")
-    assert device.driver_version() == DRIVER
+    assert devices.driver_version() == DRIVER
     assert sensors.read() == Readings(1980.0, 612.5, 61.0, "", False)
     assert nvml.uses == 1
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.tuner.strategy import DEFAULT_SAMPLER
+from flashtune.tuner.search.strategy import DEFAULT_SAMPLER
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EVERY = {"sm80": 6, "sm90": 2, "families": 6}
@@ -61,12 +61,12 @@ def test_the_better_family_gets_most_trials(monkeypatch: pytest.MonkeyPatch) -> 
     replay, trials = replaying(), 24
     families: list[str] = []
 
-    class Noted(replay.Target):  # type: ignore[misc, name-defined]
+    class Noted(replay.ProblemSearch):  # type: ignore[misc, name-defined]
         def tell(self, config: Any, *rest: Any) -> None:
             families.append(config.family)
             super().tell(config, *rest)
 
-    monkeypatch.setattr(replay, "Target", Noted)
+    monkeypatch.setattr(replay, "ProblemSearch", Noted)
     sweeps = [each for each in chosen("families") if sum(config.family == "sm90_fwd" for config in each.rows) > trials]
     assert len(sweeps) >= 4
     for sweep in sweeps:

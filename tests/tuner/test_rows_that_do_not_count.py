@@ -14,22 +14,22 @@ from typing import Any
 import pytest
 from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, only_sm80, problem
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.problem import Problem, Spec
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.lookup import source_digest
-from flashtune.tuned_db.records import Measurement, new_id
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.build import Built
-from flashtune.tuner.finals import _had_final
-from flashtune.tuner.predicted import predict_problems
-from flashtune.tuner.records import incumbent, known, known_builds, unusable
-from flashtune.tuner.shared import shared_config
-from flashtune.tuner.target import Target
-from flashtune.tuner.verdict import verdict
-from flashtune.tuner.verify import verify_claims, winners
+from flashtune.tuned_db.lookup.lookup import source_digest
+from flashtune.tuned_db.records.measurement import Measurement, new_id
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.commands.one_config import shared_config
+from flashtune.tuner.commands.verify import verify_claims, winners
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.results.rows import incumbent, known, known_builds, unusable
+from flashtune.tuner.run.finals import _had_final
+from flashtune.tuner.run.verdict import verdict
+from flashtune.tuner.search.problem_search import ProblemSearch
+from flashtune.tuner.tune.predicted_run import predict_problems
 
 OTHER = gpu_by_alias("h200")
 ELSEWHERE = problem(4096)
@@ -120,8 +120,8 @@ def verified(path: Path) -> list[tuple[Any, ...]]:
     return sorted((str(each.stored.problem), each.stored.config.key, each.word, each.level) for each in found.rows)
 
 
-def target(where: Problem) -> Target:
-    return Target(where, [], only_sm80(where)[0].default(where.spec, GPU), {}, [], 0)
+def target(where: Problem) -> ProblemSearch:
+    return ProblemSearch(where, [], only_sm80(where)[0].default(where.spec, GPU), {}, [], 0)
 
 
 ASKED: dict[str, Callable[[Store, Problem], Any]] = {
@@ -159,7 +159,7 @@ def test_what_another_model_was_compared_with_is_not_what_this_one_was(
 ) -> None:
     """Today's default is a config that sessions of the other model alone have compared with."""
     today = dataclasses.replace(FAMILY.default(PROBLEMS[0].spec, GPU), num_stages=3)
-    monkeypatch.setattr("flashtune.tuner.verify.default_config", lambda where, gpu: today)
+    monkeypatch.setattr("flashtune.tuner.commands.verify.default_config", lambda where, gpu: today)
     with Store.open(tuned) as store:
         finals = [of_other(each, each.problem, agrees=True) for each in store.measurements(stage="final")]
         compared = [dataclasses.replace(each, config=today) if each.ratio == 1 else each for each in finals]

@@ -9,13 +9,20 @@ import pytest
 from click.testing import CliRunner
 from tuner_fakes import problem
 
-from flashtune import _cli_tune
-from flashtune.cli import main
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.errors import FlashtuneError, InvalidInput, InvalidType, NoGpu, UnknownGpu, UnsupportedProblem
-from flashtune.tuner import session
-from flashtune.tuner.session import locate, tune
-from flashtune.tuner.unit import CudaUnit
+from flashtune.cli.main import main
+from flashtune.cli.tune import command
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.errors import (
+    FlashtuneError,
+    InvalidInput,
+    InvalidType,
+    NoGpu,
+    UnknownGpu,
+    UnsupportedProblem,
+)
+from flashtune.tuner.tune import session
+from flashtune.tuner.tune.session import locate, tune
+from flashtune.tuner.workers.cuda_device import CudaUnit
 
 A100, H100 = gpu_by_alias("a100"), gpu_by_alias("h100")
 
@@ -180,7 +187,7 @@ def test_the_option_devices_is_all_or_numbers(
     monkeypatch: pytest.MonkeyPatch, given: str | None, asked: list[int] | None
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(_cli_tune, "run_tune", lambda *arguments, **options: seen.append(options["devices"]))
+    monkeypatch.setattr(command, "run_tune", lambda *arguments, **options: seen.append(options["devices"]))
     options = [] if given is None else ["--devices", given]
     done = CliRunner().invoke(main, ["tune", "--gpu", "h100", *options])
     assert done.exit_code == 0, done.output

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, problem, run
 
-from flashtune.codegen.config import Config
+from flashtune.codegen.plan.config import Config
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.shared import check_shareable, choose, shared_config
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.commands.one_config import check_shareable, choose, shared_config
 
 SHORT, LONG = problem(1024), problem(4096)
 BASE = FAMILY.default(SHORT.spec, GPU)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tuner_fakes import FakeBench, problem, run
 
-from flashtune.codegen.config import Config
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.sharing import deal, trial_seconds, trials_each
-from flashtune.tuner.trial import DeviceLostError, Outcome
+from flashtune.codegen.plan.config import Config
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.run.deal import deal, trial_seconds, trials_each
+from flashtune.tuner.trial.outcome import DeviceLostError, Outcome
 
 PROBLEM = problem()
 COSTS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=40)

@@ -32,11 +32,11 @@ from simulated_device import (
 from tuner_fakes import FAMILY, GPU
 
 from flashtune.codegen.families.fma_fwd import FmaFwd
-from flashtune.tuner.build import Built
-from flashtune.tuner.readings import Readings, Watch
-from flashtune.tuner.space import make_space
-from flashtune.tuner.timing import MAX_ROUNDS
-from flashtune.tuner.trial import DeviceLostError
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.trial.outcome import DeviceLostError
+from flashtune.tuner.trial.sensors import Readings, Watch
+from flashtune.tuner.trial.timing import MAX_ROUNDS
 
 
 @pytest.fixture

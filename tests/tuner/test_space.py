@@ -8,9 +8,9 @@ import math
 import pytest
 from tuner_fakes import FAMILY, GPU, problem
 
-from flashtune.codegen.family import family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuner.space import make_space
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuner.search.space import make_space
 
 SPACE = make_space(problem(), GPU, FAMILY)
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, problem, run
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import FlashtuneError, IllegalConfig, InvalidInput, InvalidType
-from flashtune.tuned_db.gc import collect
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import new_id
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.records import MAX_STARTS, NEAR_STARTS, starts, unusable
-from flashtune.tuner.session import tune
-from flashtune.tuner.space import make_space
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records.measurement import new_id
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuned_db.upkeep.gc import collect
+from flashtune.tuner.results.rows import MAX_STARTS, NEAR_STARTS, starts, unusable
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.tune.session import tune
 
 PROBLEM = problem()
 SPACE = make_space(PROBLEM, GPU, FAMILY)

@@ -15,20 +15,20 @@ from optuna.samplers import BaseSampler
 from tuner_fakes import FAMILY, GPU, FakeBench, landscape, problem, run
 
 import flashtune
-from flashtune import cli
-from flashtune.codegen.config import Config
+from flashtune.cli import main
+from flashtune.codegen.plan.config import Config
 from flashtune.errors import InvalidInput, InvalidType
-from flashtune.tuner import strategy as strategies
-from flashtune.tuner.residual import ResidualSampler
-from flashtune.tuner.space import Space, make_space
-from flashtune.tuner.strategy import DEFAULT_SAMPLER, proposal, strategy
-from flashtune.tuner.study import Search
+from flashtune.tuner.search import strategy as strategies
+from flashtune.tuner.search.family_search import FamilySearch
+from flashtune.tuner.search.gaussian_process import ResidualSampler
+from flashtune.tuner.search.space import Space, make_space
+from flashtune.tuner.search.strategy import DEFAULT_SAMPLER, proposal, strategy
 
 SPACE = make_space(problem(), GPU, FAMILY)
 NAMES = ["residual", "tpe", "random", "exhaustive", "optuna:NSGAIISampler", "optuna:TPESampler"]
 
 
-def asked(search: Search, count: int) -> list[Config]:
+def asked(search: FamilySearch, count: int) -> list[Config]:
     found = []
     for _ in range(count):
         config = search.ask()
@@ -40,17 +40,17 @@ def asked(search: Search, count: int) -> list[Config]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_sampler_asks_for_legal_configs_once(name: str) -> None:
-    found = asked(Search(SPACE, strategy(name), seed=2), 40)
+    found = asked(FamilySearch(SPACE, strategy(name), seed=2), 40)
     assert len(set(found)) == 40
     assert set(found) <= set(SPACE.configs)
 
 
 def test_exhaustive_is_the_models_order_however_large_the_space() -> None:
-    assert asked(Search(SPACE, strategy("exhaustive")), 70) == list(SPACE.configs[:70])
+    assert asked(FamilySearch(SPACE, strategy("exhaustive")), 70) == list(SPACE.configs[:70])
 
 
 def test_random_knows_no_model_and_depends_on_the_seed() -> None:
-    one, two = (asked(Search(SPACE, strategy("random"), seed=seed), 40) for seed in (1, 2))
+    one, two = (asked(FamilySearch(SPACE, strategy("random"), seed=seed), 40) for seed in (1, 2))
     assert one != two
     for found in (one, two):
         assert np.mean([SPACE.rank[config] for config in found]) > len(SPACE) / 4
@@ -76,7 +76,7 @@ def test_other_names_are_refused_with_what_is_allowed_and_nothing_is_imported(na
 
 
 def test_the_default_is_the_same_everywhere() -> None:
-    (option,) = (each for each in cli.tune.params if each.name == "sampler")
+    (option,) = (each for each in main.tune.params if each.name == "sampler")
     assert option.default == DEFAULT_SAMPLER
     assert inspect.signature(flashtune.tune).parameters["sampler"].default == DEFAULT_SAMPLER
     assert strategy(DEFAULT_SAMPLER).name == DEFAULT_SAMPLER
@@ -113,7 +113,7 @@ def test_a_search_writes_no_line_of_optunas(caplog: pytest.LogCaptureFixture, na
     optuna.logging.set_verbosity(level)
     optuna.logging.enable_propagation()
     try:
-        asked(Search(SPACE, strategy(name), seed=2), 12)
+        asked(FamilySearch(SPACE, strategy(name), seed=2), 12)
         assert optuna.logging.get_verbosity() == level
     finally:
         optuna.logging.disable_propagation()
@@ -145,7 +145,7 @@ def misjudged(space: Space, factor: float) -> dict[Config, float]:
 @pytest.mark.parametrize("factor", [0.6, 1.6])
 def test_the_default_sampler_learns_what_the_model_is_off_by(factor: float) -> None:
     times = misjudged(SPACE, factor)
-    search = Search(SPACE, strategy("residual"))
+    search = FamilySearch(SPACE, strategy("residual"))
     best, found = min(times.values()), []
     for _ in range(24):
         config = search.ask()
@@ -159,7 +159,7 @@ def test_the_default_sampler_learns_what_the_model_is_off_by(factor: float) -> N
 
 def test_the_default_sampler_avoids_what_is_like_a_failure() -> None:
     failing = {config for config in SPACE.configs if config.to_json()["num_stages"] == 1}
-    search = Search(SPACE, strategy("residual"))
+    search = FamilySearch(SPACE, strategy("residual"))
     found = []
     for _ in range(40):
         config = search.ask()
@@ -171,20 +171,20 @@ def test_the_default_sampler_avoids_what_is_like_a_failure() -> None:
 
 def test_learning_one_result_at_a_time_is_a_gaussian_process() -> None:
     """Against the formulas, solved in one go."""
-    from flashtune.tuner import residual
+    from flashtune.tuner.search import gaussian_process
 
-    process = residual._Process(SPACE)
+    process = gaussian_process._Process(SPACE)
     ranks = list(range(0, 60, 3))
     rng = np.random.default_rng(5)
     values = process.expected[ranks] + 0.3 + 0.1 * rng.standard_normal(len(ranks))
     for rank, value in zip(ranks, values, strict=True):
         process.tell(rank, float(value))
     distance = np.abs(SPACE.grid[:, None] - SPACE.grid[ranks][None]).sum(axis=2)
-    shared = residual.SPREAD**2 * np.exp(-distance / residual.RANGE)
-    within = shared[ranks] + residual.NOISE**2 * np.eye(len(ranks))
+    shared = gaussian_process.SPREAD**2 * np.exp(-distance / gaussian_process.RANGE)
+    within = shared[ranks] + gaussian_process.NOISE**2 * np.eye(len(ranks))
     off = values - process.expected[ranks]
     mean = shared @ np.linalg.solve(within, off - np.median(off))
-    left = residual.SPREAD**2 - (shared * np.linalg.solve(within, shared.T).T).sum(axis=1)
+    left = gaussian_process.SPREAD**2 - (shared * np.linalg.solve(within, shared.T).T).sum(axis=1)
     np.testing.assert_allclose(process.means[0] - np.median(off) * process.means[1], mean, atol=1e-9)
     np.testing.assert_allclose(process.left, left, atol=1e-9)
     score = process.expected + mean - np.sqrt(left)
@@ -194,7 +194,7 @@ def test_learning_one_result_at_a_time_is_a_gaussian_process() -> None:
 
 def test_configs_that_are_out_spread_the_next_ones() -> None:
     sampler: BaseSampler = ResidualSampler(SPACE)
-    search = Search(SPACE, strategies.Strategy("alone", lambda space, seed: sampler, startup=0, model_share=0.0))
+    search = FamilySearch(SPACE, strategies.Strategy("alone", lambda space, seed: sampler, startup=0, model_share=0.0))
     out = [search.ask() for _ in range(30)]
     assert len(set(out)) == 30
 

@@ -9,10 +9,10 @@ import optuna
 import pytest
 from tuner_fakes import FAMILY, GPU, landscape, problem
 
-from flashtune.codegen.config import Config
-from flashtune.tuner.space import Space, make_space
-from flashtune.tuner.strategy import EXHAUSTIVE, strategy
-from flashtune.tuner.study import Search
+from flashtune.codegen.plan.config import Config
+from flashtune.tuner.search.family_search import FamilySearch
+from flashtune.tuner.search.space import Space, make_space
+from flashtune.tuner.search.strategy import EXHAUSTIVE, strategy
 
 SPACE = make_space(problem(), GPU, FAMILY)
 
@@ -23,7 +23,7 @@ def smaller(count: int) -> Space:
 
 def test_small_spaces_are_walked_in_the_models_order() -> None:
     space = smaller(EXHAUSTIVE)
-    search = Search(space)
+    search = FamilySearch(space)
     asked = []
     while (config := search.ask()) is not None:
         asked.append(config)
@@ -34,7 +34,7 @@ def test_small_spaces_are_walked_in_the_models_order() -> None:
 @pytest.mark.parametrize("failing", [0, 3], ids=["all-correct", "every-third-fails"])
 def test_a_search_asks_for_every_legal_config_exactly_once(failing: int) -> None:
     space = smaller(EXHAUSTIVE + 30)
-    search = Search(space, seed=3)
+    search = FamilySearch(space, seed=3)
     asked: list[Config] = []
     while (config := search.ask()) is not None:
         asked.append(config)
@@ -43,7 +43,7 @@ def test_a_search_asks_for_every_legal_config_exactly_once(failing: int) -> None
 
 
 def test_several_configs_may_be_out_at_once() -> None:
-    search = Search(SPACE, seed=1)
+    search = FamilySearch(SPACE, seed=1)
     out = [search.ask() for _ in range(30)]
     assert len(set(out)) == 30
 
@@ -51,7 +51,7 @@ def test_several_configs_may_be_out_at_once() -> None:
 def test_a_search_starts_with_what_it_is_told_and_leaves_out_what_is_known() -> None:
     first = [SPACE.configs[40], SPACE.configs[9], SPACE.configs[40]]
     known = {SPACE.configs[0]: 1e-3, SPACE.configs[1]: None, SPACE.configs[9]: 2e-3}
-    search = Search(SPACE, known=known, first=first)
+    search = FamilySearch(SPACE, known=known, first=first)
     asked = [search.ask() for _ in range(20)]
     assert asked[0] == SPACE.configs[40]
     assert not set(asked) & set(known)
@@ -60,7 +60,7 @@ def test_a_search_starts_with_what_it_is_told_and_leaves_out_what_is_known() -> 
 def test_known_times_steer_the_search() -> None:
     """With many results known, proposals are better than the average of the space."""
     known = {config: landscape(config) for config in SPACE.configs[::4]}
-    search = Search(SPACE, known=known, seed=5)
+    search = FamilySearch(SPACE, known=known, seed=5)
     asked = [search.ask() for _ in range(24)]
     mean = np.mean([landscape(config) for config in asked if config is not None])
     assert mean < 0.9 * np.mean([landscape(config) for config in SPACE.configs])
@@ -75,7 +75,7 @@ def test_a_share_of_the_trials_goes_next_to_the_fastest(share: float) -> None:
         own, other = SPACE.point(config), SPACE.point(target)
         return sum(abs(own[name] - other[name]) for name in own)
 
-    search = Search(SPACE, dataclasses.replace(strategy("random"), near_share=share), seed=3)
+    search = FamilySearch(SPACE, dataclasses.replace(strategy("random"), near_share=share), seed=3)
     tried = set()
     for _ in range(80):
         config = search.ask()
@@ -88,5 +88,5 @@ def test_a_share_of_the_trials_goes_next_to_the_fastest(share: float) -> None:
 
 def test_searching_leaves_the_callers_log_level_alone() -> None:
     before = optuna.logging.get_verbosity()
-    Search(SPACE).ask()
+    FamilySearch(SPACE).ask()
     assert optuna.logging.get_verbosity() == before

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from tuner_fakes import problem
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.family import families, family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.tuner import target as targets
-from flashtune.tuner.measured import HOPELESS_FAMILY, search_spaces
-from flashtune.tuner.space import Space, make_space
-from flashtune.tuner.strategy import strategy
-from flashtune.tuner.target import FAMILY_FLOOR, FAMILY_TRIALS, Target
+from flashtune.codegen.families.registry import families, family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.search import problem_search
+from flashtune.tuner.search.problem_search import FAMILY_FLOOR, FAMILY_TRIALS, ProblemSearch
+from flashtune.tuner.search.space import Space, make_space
+from flashtune.tuner.search.strategy import strategy
+from flashtune.tuner.tune.measured_run import HOPELESS_FAMILY, search_spaces
 
 H200 = gpu_by_alias("h200")
 PROBLEM = problem(4096)
@@ -38,9 +38,11 @@ DEFAULT = family("sm90_fwd").default_for(PROBLEM, H200)
 ROW: Any = None
 
 
-def dealt(seconds: Callable[[Config], float | None], trials: int = 60, target: Target | None = None) -> Counter[str]:
+def dealt(
+    seconds: Callable[[Config], float | None], trials: int = 60, target: ProblemSearch | None = None
+) -> Counter[str]:
     """Trials by family."""
-    target = target or Target(PROBLEM, SPACES, DEFAULT, {}, [], 0)
+    target = target or ProblemSearch(PROBLEM, SPACES, DEFAULT, {}, [], 0)
     found: Counter[str] = Counter()
     for _ in range(trials):
         config = target.ask()
@@ -71,13 +73,13 @@ def test_a_family_that_loses_or_always_fails_is_left(seconds: Callable[[Config],
 
 def test_an_exhaustive_search_leaves_no_family() -> None:
     few = [dataclasses.replace(each, configs=each.configs[:9], estimates=each.estimates[:9]) for each in SPACES]
-    target = Target(PROBLEM, few, few[0].configs[0], {}, [], 0, strategy("exhaustive"))
+    target = ProblemSearch(PROBLEM, few, few[0].configs[0], {}, [], 0, strategy("exhaustive"))
     assert dealt(times(2.5), 18, target) == {"sm90_fwd": 9, "sm80_fwd": 9}
 
 
 def test_a_config_of_the_users_that_is_faster_than_all_families_ends_no_search() -> None:
     foreign = family("fma_fwd").default(PROBLEM.spec, H200)
-    target = Target(PROBLEM, SPACES, DEFAULT, {}, [], 0, given=[foreign])
+    target = ProblemSearch(PROBLEM, SPACES, DEFAULT, {}, [], 0, given=[foreign])
     found = dealt(lambda config: 1e-4 if config == foreign else 1e-3, 40, target)
     assert found.total() == 40
 
@@ -87,20 +89,20 @@ def test_before_anything_is_measured_shares_follow_the_model() -> None:
         SPACES[1],
         estimates=tuple(dataclasses.replace(each, seconds=3 * each.seconds) for each in SPACES[1].estimates),
     )
-    target = Target(PROBLEM, [SPACES[0], slow], DEFAULT, {}, [], 0)
+    target = ProblemSearch(PROBLEM, [SPACES[0], slow], DEFAULT, {}, [], 0)
     families = Counter(config.family for _ in range(22) if (config := target.ask()))
     assert families["sm80_fwd"] == round(22 * FAMILY_FLOOR)
 
 
 def test_a_family_that_has_nothing_left_leaves_its_trials_to_the_others() -> None:
     few = dataclasses.replace(SPACES[0], configs=SPACES[0].configs[:5], estimates=SPACES[0].estimates[:5])
-    target = Target(PROBLEM, [few, SPACES[1]], few.configs[0], {}, [], 0)
+    target = ProblemSearch(PROBLEM, [few, SPACES[1]], few.configs[0], {}, [], 0)
     assert dealt(times(1.5), 40, target) == {"sm90_fwd": 5, "sm80_fwd": 35}
 
 
 def test_all_is_walked_in_the_end() -> None:
     few = [dataclasses.replace(each, configs=each.configs[:7], estimates=each.estimates[:7]) for each in SPACES]
-    target = Target(PROBLEM, few, few[0].configs[0], {}, [], 0)
+    target = ProblemSearch(PROBLEM, few, few[0].configs[0], {}, [], 0)
     assert dealt(times(1.4), 14, target) == {"sm90_fwd": 7, "sm80_fwd": 7}
     assert target.ask() is None
     assert target.exhausted
@@ -108,7 +110,7 @@ def test_all_is_walked_in_the_end() -> None:
 
 def test_the_default_is_tried_first_then_what_the_user_gives_then_winners() -> None:
     winner, given, foreign = SPACES[1].configs[30], SPACES[1].configs[50], family("fma_fwd").default(PROBLEM.spec, H200)
-    target = Target(PROBLEM, SPACES, DEFAULT, {}, [winner], 0, given=[given, foreign, given])
+    target = ProblemSearch(PROBLEM, SPACES, DEFAULT, {}, [winner], 0, given=[given, foreign, given])
     asked = [target.ask() for _ in range(12)]
     assert asked[:3] == [DEFAULT, given, foreign]
     assert winner in asked[3:]
@@ -116,13 +118,13 @@ def test_the_default_is_tried_first_then_what_the_user_gives_then_winners() -> N
     for config in asked:
         assert config is not None
         target.tell(config, ROW, 1e-3)
-    assert foreign in target.finalists(1.0) or len(target.finalists(1.0)) == targets.FINALISTS + 1
+    assert foreign in target.finalists(1.0) or len(target.finalists(1.0)) == problem_search.FINALISTS + 1
     assert set(target.seconds) == set(asked)
 
 
 def test_what_the_user_gives_and_is_known_is_not_tried_again() -> None:
     given = SPACES[1].configs[50]
-    target = Target(PROBLEM, SPACES, DEFAULT, {given: _ok()}, [], 0, given=[given])
+    target = ProblemSearch(PROBLEM, SPACES, DEFAULT, {given: _ok()}, [], 0, given=[given])
     assert [target.ask() for _ in range(1)] == [DEFAULT]
 
 
@@ -155,14 +157,14 @@ def test_the_only_family_is_searched_whatever_it_is_predicted_to_take() -> None:
 
 def test_default_and_previous_winner_are_tried_first_whichever_families_are_searched() -> None:
     previous = SPACES[0].configs[5]
-    target = Target(PROBLEM, SPACES[1:], DEFAULT, {}, [], 0, previous=previous)
+    target = ProblemSearch(PROBLEM, SPACES[1:], DEFAULT, {}, [], 0, previous=previous)
     assert [target.ask(), target.ask()] == [DEFAULT, previous]
     assert {each.family for each in (target.ask(), target.ask()) if each} == {"sm80_fwd"}
 
 
 def test_there_is_no_final_before_the_previous_winner_was_tried() -> None:
     previous = SPACES[0].configs[5]
-    target = Target(PROBLEM, SPACES, DEFAULT, {}, [], 0, previous=previous)
+    target = ProblemSearch(PROBLEM, SPACES, DEFAULT, {}, [], 0, previous=previous)
     target.ask()
     target.tell(DEFAULT, ROW, 1e-3)
     assert target.finalists(1.0) == []

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashtune.tuned_db.records import SLOWDOWNS, THROTTLES
+from flashtune.tuned_db.records.measurement import SLOWDOWNS, THROTTLES
 
-measure = pytest.importorskip("flashtune.tuner.measure", reason="needs CuPy", exc_type=ImportError)
+measure = pytest.importorskip("flashtune.tuner.bench.timer", reason="needs CuPy", exc_type=ImportError)
 
 US = 1e-6
 FLUSH = 28 * US

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from flashtune.tuner.timing import shuffled, summarise
+from flashtune.tuner.trial.timing import shuffled, summarise
 
 
 def test_quantiles_are_those_of_numpy() -> None:

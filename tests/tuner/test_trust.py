@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, landscape, problem, run
 
-from flashtune.codegen.config import Config
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.timing import Timing
-from flashtune.tuner.trial import Outcome
+from flashtune.codegen.plan.config import Config
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.trial.outcome import Outcome
+from flashtune.tuner.trial.timing import Timing
 
 PROBLEM = problem()
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)

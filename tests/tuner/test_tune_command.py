@@ -10,12 +10,12 @@ from click.testing import CliRunner, Result
 from fake_worker import FakeUnit
 from tuner_fakes import FAMILY, GPU, FakeBuilder, problem
 
-from flashtune.cli import main
-from flashtune.codegen.config import Config
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import session
-from flashtune.tuner.space import make_space
+from flashtune.cli.main import main
+from flashtune.codegen.plan.config import Config
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.tune import session
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.tuner import session, unit
-from flashtune.tuner.unit import CudaUnit, is_open
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.tuner.tune import session
+from flashtune.tuner.workers import cuda_device
+from flashtune.tuner.workers.cuda_device import CudaUnit, is_open
 
 
 class Driver:
@@ -32,7 +33,7 @@ class Driver:
 def test_a_device_is_open_where_its_context_is(
     monkeypatch: pytest.MonkeyPatch, index: int, active: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(unit.ctypes, "CDLL", lambda name: Driver(active))
+    monkeypatch.setattr(cuda_device.ctypes, "CDLL", lambda name: Driver(active))
     assert is_open(index) is expected
 
 
@@ -40,7 +41,7 @@ def test_without_a_driver_nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> No
     def missing(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(unit.ctypes, "CDLL", missing)
+    monkeypatch.setattr(cuda_device.ctypes, "CDLL", missing)
     assert is_open(0) is False
 
 
@@ -49,7 +50,7 @@ def test_a_worker_counts_the_session_where_that_has_the_card_open(
     monkeypatch: pytest.MonkeyPatch, shared: bool, ours: int
 ) -> None:
     """Point 9: else every row of a tuning run in a notebook is one of a card that is shared."""
-    bench = pytest.importorskip("flashtune.tuner.bench", reason="needs CuPy", exc_type=ImportError)
+    bench = pytest.importorskip("flashtune.tuner.bench.device_bench", reason="needs CuPy", exc_type=ImportError)
     monkeypatch.setattr(session, "unit_uuid", lambda index: "GPU-1")
     monkeypatch.setattr(session, "is_open", lambda index: shared)
     (made,) = session._units([0], gpu_by_alias("h200"))

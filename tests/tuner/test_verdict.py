@@ -11,16 +11,16 @@ import pytest
 from rich.console import Console
 from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, landscape, problem, run
 
-from flashtune._cli_tables import print_report, speed_up
-from flashtune.codegen.config import Config
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import Source
-from flashtune.codegen.roofline import limit
-from flashtune.tuner.build import Built
-from flashtune.tuner.report import Report, Row
-from flashtune.tuner.space import make_space
-from flashtune.tuner.trial import Outcome
+from flashtune.cli.common.tables import print_report, speed_up
+from flashtune.codegen.compiler.render import Source
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.roofline import limit
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.results.report import Report, Row
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.trial.outcome import Outcome
 
 PROBLEM = problem()
 DEFAULT = FAMILY.default(PROBLEM.spec, GPU)

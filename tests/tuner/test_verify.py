@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, ShutBench, problem, run, slower
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import InvalidInput
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import Measurement, new_id
-from flashtune.tuned_db.store import Store
-from flashtune.tuner import post
-from flashtune.tuner.readings import Readings
-from flashtune.tuner.trial import DeviceLostError, Outcome
-from flashtune.tuner.verify import Verification, verify_claims, winners
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records.measurement import Measurement, new_id
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.commands.verify import Verification, verify_claims, winners
+from flashtune.tuner.trial.outcome import DeviceLostError, Outcome
+from flashtune.tuner.trial.sensors import Readings
+from flashtune.tuner.workers import supervisor
 
 DEFAULT = FAMILY.default(PROBLEMS[0].spec, GPU)
 
@@ -208,7 +208,7 @@ def test_a_config_that_costs_its_workers_is_blamed_and_the_others_go_on(path: Pa
 def test_a_device_that_can_not_be_opened_ends_the_run_with_a_reason(path: Path) -> None:
     bench = ShutBench(unit="GPU-other")
     found = verified(path, bench)
-    assert bench.opened == post.IDLE_DEATHS
+    assert bench.opened == supervisor.IDLE_DEATHS
     assert "no memory for a context" in found.stopped
     assert words(found) == ["could not be run"] * 3
     assert all("no memory for a context" in each.why for each in found.rows)

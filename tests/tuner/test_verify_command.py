@@ -13,21 +13,21 @@ import pytest
 from command_line import run
 from tuner_fakes import GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, problem, slower
 
-from flashtune._cli_explain import problem_flags
-from flashtune.codegen import device
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
+from flashtune.cli.explain import problem_flags
+from flashtune.codegen.gpu import devices
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import InvalidInput, NoGpu, StoreError
-from flashtune.tuned_db.lookup import find
-from flashtune.tuned_db.records import new_id
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.union import add_database
-from flashtune.tuner import again
-from flashtune.tuner import recheck as recheck_module
-from flashtune.tuner import session as session_module
-from flashtune.tuner import verify as verify_module
-from flashtune.tuner.trial import DeviceLostError, Outcome
-from flashtune.tuner.verify import verify
+from flashtune.tuned_db.lookup.lookup import find
+from flashtune.tuned_db.records.measurement import new_id
+from flashtune.tuned_db.sharing.merge import add_database
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.commands import again
+from flashtune.tuner.commands import recheck as recheck_module
+from flashtune.tuner.commands import verify as verify_module
+from flashtune.tuner.commands.verify import verify
+from flashtune.tuner.trial.outcome import DeviceLostError, Outcome
+from flashtune.tuner.tune import session as session_module
 
 call = functools.partial(run, "db", "verify")
 
@@ -122,7 +122,7 @@ def test_a_session_of_the_same_day_and_card_says_what_to_do(here: type[Unit], pa
 def test_without_the_gpu_there_is_one_error_and_nothing_changes(
     path: Path, named: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (device, session_module):
+    for each in (devices, session_module):
         monkeypatch.setattr(each, "visible_gpus", list)
     before = path.read_bytes()
     done = call("--db", str(path), *named, code=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashtune.tuner.readings import Readings, Watch
+from flashtune.tuner.trial.sensors import Readings, Watch
 
 
 class Run:

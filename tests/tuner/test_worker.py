@@ -13,8 +13,9 @@ from fake_worker import FakeUnit
 from tuner_fakes import FAMILY, GPU, problem
 from worker_runs import assert_all_gone, settled, stored, tune
 
-from flashtune.tuner import coordinator, post
-from flashtune.tuner.space import make_space
+from flashtune.tuner.run import coordinator
+from flashtune.tuner.search.space import make_space
+from flashtune.tuner.workers import supervisor
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 
@@ -93,13 +94,13 @@ def test_a_device_that_can_not_be_opened_ends_the_run_with_the_reason(
 ) -> None:
     caplog.set_level(logging.INFO, "flashtune")
     if deed == "hang":
-        monkeypatch.setattr(post, "START_SECONDS", 1.0)
+        monkeypatch.setattr(supervisor, "START_SECONDS", 1.0)
     unit = FakeUnit("one", log, {"open": deed})
     report = tune(path, [PROBLEM], [unit], "5")
     assert "one was given up" in report.stopped
     assert message in report.stopped
     deaths = [each for each in caplog.messages if each.startswith("one: ")]
-    assert len(deaths) == post.IDLE_DEATHS
+    assert len(deaths) == supervisor.IDLE_DEATHS
     assert all(message in each for each in deaths)
     assert_all_gone(unit.lines())
 

@@ -11,22 +11,23 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.family import Family, families, family
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.render import Source
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.budget import Budget
-from flashtune.tuner.build import Built
-from flashtune.tuner.intervals import paired
-from flashtune.tuner.measured import measure_problems
-from flashtune.tuner.readings import Readings
-from flashtune.tuner.report import Progress, Report
-from flashtune.tuner.strategy import DEFAULT_SAMPLER, strategy
-from flashtune.tuner.timing import Timing
-from flashtune.tuner.trial import DeviceLostError, Evidence, Outcome, judge_resources
-from flashtune.tuner.worker import Lost, Ready, Request, answer
+from flashtune.codegen.compiler.render import Source
+from flashtune.codegen.families.family import Family
+from flashtune.codegen.families.registry import families, family
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.processes.compile_pool import Built
+from flashtune.tuner.results.budget import Budget
+from flashtune.tuner.results.report import Progress, Report
+from flashtune.tuner.search.strategy import DEFAULT_SAMPLER, strategy
+from flashtune.tuner.trial.intervals import paired
+from flashtune.tuner.trial.outcome import DeviceLostError, Evidence, Outcome, judge_resources
+from flashtune.tuner.trial.sensors import Readings
+from flashtune.tuner.trial.timing import Timing
+from flashtune.tuner.tune.measured_run import measure_problems
+from flashtune.tuner.workers.process_worker import Lost, Ready, Request, answer
 
 GPU = gpu_by_alias("a100")
 READINGS = Readings(clock_mhz=1980.0, power_w=612.5, temperature_c=61.0, throttle="power_cap", contended=False)

@@ -11,14 +11,14 @@ from fake_worker import FakeUnit, Line
 from processes import alive
 from tuner_fakes import GPU, FakeBuilder, only_sm80
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
-from flashtune.tuned_db.records import Measurement
-from flashtune.tuned_db.store import Store
-from flashtune.tuner.budget import Budget, parse_budget
-from flashtune.tuner.measured import measure_problems
-from flashtune.tuner.records import SETTLED
-from flashtune.tuner.report import Report
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.tuned_db.records.measurement import Measurement
+from flashtune.tuned_db.store.store import Store
+from flashtune.tuner.results.budget import Budget, parse_budget
+from flashtune.tuner.results.report import Report
+from flashtune.tuner.results.rows import SETTLED
+from flashtune.tuner.tune.measured_run import measure_problems
 
 
 def tune(

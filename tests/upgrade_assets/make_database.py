@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from flashtune.tuned_db.arrivals import Arrival
-from flashtune.tuned_db.files import SCHEMA_VERSION
-from flashtune.tuned_db.schema import MIGRATIONS, script_of
-from flashtune.tuned_db.store import Store
-from flashtune.tuned_db.tombstones import bury
-from flashtune.tuned_db.upgrade import upgrade
+from flashtune.tuned_db.backends.sqlite.expected_tables import script_of
+from flashtune.tuned_db.backends.sqlite.upgrade import upgrade
+from flashtune.tuned_db.schema.version import MIGRATIONS, SCHEMA_VERSION
+from flashtune.tuned_db.store.arrivals import Arrival
+from flashtune.tuned_db.store.removed import bury
+from flashtune.tuned_db.store.store import Store
 
 HERE = Path(__file__).parent
 
@@ -53,7 +53,7 @@ def main() -> None:
         ],
         Arrival(kind="merge", source="01935f6e-0000-7000-8000-00000000cafe"),
     )
-    with store.place.writing() as connection:
+    with store.backend.writing() as connection:
         bury(connection, ["01935f6e-0000-7000-8000-00000000dead"])
     store.record_prediction(fakes.make_prediction())
     with closing(sqlite3.connect(path)) as plain, plain:

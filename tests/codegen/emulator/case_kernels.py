@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flashtune.codegen.emulator import Emulation, emulate
-from flashtune.codegen.family import read_config
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.families.registry import read_config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.emulator import Emulation, emulate
 
 Array = NDArray[Any]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashtune.codegen.emulator import Emulation, emulate
-from flashtune.codegen.family import family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.emulator import Emulation, emulate
 
 sys.path.append(str(Path(__file__).parent))  # what several test files start from: sm90_toys.py and others
 

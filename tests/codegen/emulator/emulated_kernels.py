@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.emulator import Emulation, emulate
-from flashtune.codegen.family import read_config
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.reference import rounded
-from flashtune.codegen.tolerance import attention_tolerances
+from flashtune.codegen.families.registry import read_config
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.codegen.problem.reference import rounded
+from flashtune.codegen.problem.tolerance import attention_tolerances
+from flashtune.emulator import Emulation, emulate
 
 Array = NDArray[Any]
 

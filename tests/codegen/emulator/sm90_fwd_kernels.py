@@ -7,11 +7,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from flashtune.codegen.emulator import Emulation, emulate
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
-from flashtune.codegen.gpu import Gpu, gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.tolerance import Tolerance, attention_tolerances
+from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.codegen.problem.tolerance import Tolerance, attention_tolerances
+from flashtune.emulator import Emulation, emulate
 
 Array = NDArray[Any]
 SMALL = replace(gpu_by_alias("h200"), num_sms=2)

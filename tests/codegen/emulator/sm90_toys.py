@@ -11,9 +11,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from flashtune.codegen.emulator import run_kernel
-from flashtune.codegen.emulator.launch import Argument
-from flashtune.codegen.render import Source, Templates
+from flashtune.codegen.compiler.render import Source, Templates
+from flashtune.emulator import run_kernel
+from flashtune.emulator.job import Argument
 
 Array = NDArray[Any]
 

@@ -16,8 +16,8 @@ from sm90_fwd_kernels import SMALL
 from sm90_fwd_kernels import config_of as sm90_config
 from turns import by_turns
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
 
 pytestmark = pytest.mark.emulate
 

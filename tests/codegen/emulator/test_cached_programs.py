@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashtune.codegen.cache_folder import EMULATOR, write_entry
-from flashtune.codegen.emulator import Emulation, build
+from flashtune.codegen.cache.cache_folder import EMULATOR, write_entry
+from flashtune.emulator import Emulation, build
 from flashtune.errors import CompileError, EmulationError
 
 pytestmark = pytest.mark.emulate

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from flashtune.codegen.emulator import run_kernel
-from flashtune.codegen.emulator.tensors import Tensor, output_tensor, plain_tensor
-from flashtune.codegen.reference import rounded
+from flashtune.codegen.problem.reference import rounded
+from flashtune.emulator import run_kernel
+from flashtune.emulator.tensors import Tensor, output_tensor, plain_tensor
 
 pytestmark = pytest.mark.emulate
 

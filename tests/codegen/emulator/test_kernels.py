@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from emulated_kernels import compare, config_of, problem_of, random_inputs
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.emulator import emulate
-from flashtune.codegen.family import family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.emulator import emulate
 
 pytestmark = pytest.mark.emulate
 

@@ -21,11 +21,11 @@ from mutation_setups import SETUPS
 from numpy.typing import NDArray
 from turns import by_turns
 
-from flashtune.codegen.emulator import emulate
-from flashtune.codegen.family import read_config
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.reference import rounded
-from flashtune.codegen.tolerance import Tolerance, attention_tolerances
+from flashtune.codegen.families.registry import read_config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.codegen.problem.reference import rounded
+from flashtune.codegen.problem.tolerance import Tolerance, attention_tolerances
+from flashtune.emulator import emulate
 from flashtune.errors import EmulationError
 
 pytestmark = pytest.mark.emulate

@@ -9,7 +9,7 @@ import pytest
 from case_kernels import KERNELS, Kernel, every_kernel, expect
 from emulated_kernels import by_key, full
 
-from flashtune.codegen.reference import rounded
+from flashtune.codegen.problem.reference import rounded
 
 pytestmark = pytest.mark.emulate
 

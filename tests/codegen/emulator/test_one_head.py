@@ -11,7 +11,7 @@ import pytest
 from emulated_kernels import config_of, full, problem_of, ramp
 from numpy.typing import NDArray
 
-from flashtune.codegen.emulator import emulate
+from flashtune.emulator import emulate
 
 pytestmark = pytest.mark.emulate
 

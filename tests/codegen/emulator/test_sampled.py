@@ -13,13 +13,14 @@ import pytest
 from numpy.typing import NDArray
 from turns import by_turns
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.emulator import emulate
-from flashtune.codegen.family import Family, families, family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import ITEM_BYTES, Problem, Spec
-from flashtune.codegen.reference import rounded
-from flashtune.codegen.tolerance import attention_tolerances
+from flashtune.codegen.families.family import Family
+from flashtune.codegen.families.registry import families, family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import ITEM_BYTES, Problem, Spec
+from flashtune.codegen.problem.reference import rounded
+from flashtune.codegen.problem.tolerance import attention_tolerances
+from flashtune.emulator import emulate
 
 pytestmark = pytest.mark.emulate
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashtune.codegen.emulator import build, source
-from flashtune.codegen.family import family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Spec
-from flashtune.codegen.reference import rounded
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Spec
+from flashtune.codegen.problem.reference import rounded
+from flashtune.emulator import build, source
 from flashtune.errors import InvalidInput, MissingDependency
 
 ROOT = Path(__file__).parents[3]

@@ -15,12 +15,12 @@ from case_kernels import KERNELS, Kernel, every_kernel, expect
 from emulated_kernels import full
 from numpy.typing import NDArray
 
-from flashtune.codegen.emulator import emulate
-from flashtune.codegen.family import family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
-from flashtune.codegen.reference import rounded
-from flashtune.codegen.tolerance import attention_tolerances
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.problem.problem import Problem
+from flashtune.codegen.problem.reference import rounded
+from flashtune.codegen.problem.tolerance import attention_tolerances
+from flashtune.emulator import emulate
 from flashtune.errors import UnsupportedProblem
 
 pytestmark = pytest.mark.emulate

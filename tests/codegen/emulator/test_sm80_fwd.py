@@ -10,11 +10,11 @@ import pytest
 from emulated_kernels import compare, config_of, full, problem_of, ramp, random_inputs
 from numpy.typing import NDArray
 
-from flashtune.codegen.config import Config
-from flashtune.codegen.emulator import Emulation, emulate
-from flashtune.codegen.family import family
-from flashtune.codegen.gpu import gpu_by_alias
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.families.registry import family
+from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.problem.problem import Problem
+from flashtune.emulator import Emulation, emulate
 
 pytestmark = pytest.mark.emulate
 

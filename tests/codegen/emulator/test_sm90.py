@@ -18,10 +18,10 @@ from toy_box import BOX, BOXES, MISUSES, Box, Misuse
 from toy_gemm import GEMM, GEMMS, Gemm, gemm_inputs, gemm_product
 from toy_ring import RING, RINGS, Ring
 
-from flashtune.codegen.bits import to_memory
-from flashtune.codegen.emulator.faults import Fault
-from flashtune.codegen.emulator.launch import Argument
-from flashtune.codegen.emulator.tensors import Mapped, Tensor, output_tensor, plain_tensor
+from flashtune.codegen.problem.bits import to_memory
+from flashtune.emulator.faults import Fault
+from flashtune.emulator.job import Argument
+from flashtune.emulator.tensors import Mapped, Tensor, output_tensor, plain_tensor
 from flashtune.errors import EmulationError, InvalidInput
 
 pytestmark = pytest.mark.emulate

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from toy_small import run_small
 
-from flashtune.codegen.emulator.faults import Fault
+from flashtune.emulator.faults import Fault
 from flashtune.errors import CompileError, EmulationError
 
 pytestmark = pytest.mark.emulate

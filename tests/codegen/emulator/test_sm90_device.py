@@ -11,7 +11,7 @@ from toy_box import BOX, BOXES
 from toy_gemm import GEMM, GEMMS
 from toy_ring import RING, RINGS
 
-from flashtune.codegen.compile import compile_source
+from flashtune.codegen.compiler.nvrtc import compile_source
 
 pytestmark = pytest.mark.nvrtc
 

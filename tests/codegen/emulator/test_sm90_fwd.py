@@ -9,9 +9,9 @@ import pytest
 from emulated_kernels import problem_of, random_inputs
 from sm90_fwd_kernels import SMALL, compare, config_of
 
-from flashtune.codegen.emulator import emulate
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
-from flashtune.codegen.problem import Problem
+from flashtune.codegen.problem.problem import Problem
+from flashtune.emulator import emulate
 
 pytestmark = pytest.mark.emulate
 

@@ -14,10 +14,10 @@ from emulated_kernels import problem_of, random_inputs
 from numpy.typing import NDArray
 from sm90_fwd_kernels import SMALL, compare, config_of
 
-from flashtune.codegen.emulator import Emulation
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
-from flashtune.codegen.reference import rounded
-from flashtune.codegen.tolerance import Tolerance, attention_tolerances
+from flashtune.codegen.problem.reference import rounded
+from flashtune.codegen.problem.tolerance import Tolerance, attention_tolerances
+from flashtune.emulator import Emulation
 
 pytestmark = pytest.mark.emulate
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashtune.codegen.emulator.faults import Fault
+from flashtune.emulator.faults import Fault
 from flashtune.errors import CompileError, EmulationError, InvalidInput
 
 pytestmark = pytest.mark.emulate

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sm90_toys import BARRIERS, ELEMENTS, one_step, text_of
 
-from flashtune.codegen.reference import rounded
-from flashtune.codegen.tensor_map import TensorMap
+from flashtune.codegen.plan.tensor_map import TensorMap
+from flashtune.codegen.problem.reference import rounded
 
 Array = NDArray[Any]
 

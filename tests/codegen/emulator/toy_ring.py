@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sm90_toys import BARRIERS, ELEMENTS, one_step, text_of
 
-from flashtune.codegen.tensor_map import TensorMap
+from flashtune.codegen.plan.tensor_map import TensorMap
 
 Array = NDArray[Any]
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sm90_toys import HEAD, one_step, run_toy
 
-from flashtune.codegen.emulator.tensors import Mapped, output_tensor, plain_tensor
-from flashtune.codegen.tensor_map import TensorMap
+from flashtune.codegen.plan.tensor_map import TensorMap
+from flashtune.emulator.tensors import Mapped, output_tensor, plain_tensor
 
 Array = NDArray[Any]
 

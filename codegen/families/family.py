@@ -1,0 +1,208 @@
+"""A kernel family: its config, what it supports, which configs are legal, and how it is launched."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flashtune.codegen.compiler.render import Source, templates
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.plan.config import Config
+from flashtune.codegen.plan.plan import Kernel, Plan, TensorBox
+from flashtune.codegen.problem.problem import Problem, Spec
+from flashtune.errors import IllegalConfig, UnsupportedProblem
+
+from .counts import Bound, Work
+
+MAX_GRID_X = 2**31 - 1
+MAX_HEAD_DIM = 256
+_MAX_REGISTERS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one thread block of a config takes, known before compiling. ``registers`` per thread is an estimate.
+
+    ``spill_free`` is a promise that a test holds the family to; without it a config may spill a little, which can
+    still be fastest.
+    """
+
+    threads: int
+    shared_memory: int
+    registers: int
+    spill_free: bool = True
+
+
+class Family(ABC):
+    """One kernel family. Its stem names the template, the rules, the tests and the goldens."""
+
+    name: str
+    last_resort: bool = False
+    """Whether it is for what no other family serves."""
+    config_type: type[Config]
+    entry: str
+    """Name of the kernel's ``extern "C"`` function."""
+
+    @abstractmethod
+    def unsupported(self, spec: Spec, gpu: Gpu) -> str | None:
+        """Why this family can't serve ``spec`` on ``gpu`` with any config, or None."""
+
+    @abstractmethod
+    def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
+        """Why ``config`` can't be used, or None. Called only where :meth:`unsupported` gives None."""
+
+    @abstractmethod
+    def default(self, spec: Spec, gpu: Gpu) -> Config:
+        """A config that is legal and decent everywhere the family is supported."""
+
+    @abstractmethod
+    def resources(self, config: Config, spec: Spec) -> Resources: ...
+
+    @abstractmethod
+    def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
+        """Template variables beyond ``config`` and ``spec``."""
+
+    def source(self, config: Config, spec: Spec) -> Source:
+        """The CUDA source of ``config`` for ``spec``: a pure function of both and the templates."""
+        names = {"spec": spec, "config": config, **self.names(config, spec)}
+        return templates().render(f"{self.name}.cu.jinja", names)
+
+    @abstractmethod
+    def tiles(self, config: Config, problem: Problem) -> int:
+        """Tiles of queries: thread blocks of the launch where each takes all keys of its tile."""
+
+    def num_splits(self, config: Config, problem: Problem, gpu: Gpu) -> int:
+        """Thread blocks that share the keys of one tile."""
+        return 1
+
+    def blocks(self, config: Config, problem: Problem, gpu: Gpu) -> int:
+        """Thread blocks of the launch."""
+        return self.tiles(config, problem) * self.num_splits(config, problem, gpu)
+
+    def heads_per_section(self, config: Config) -> int:
+        """Heads whose tiles are listed together; of use where thread blocks take several tiles."""
+        return 1
+
+    def tensor_boxes(self, config: Config, spec: Spec) -> Sequence[TensorBox]:
+        """What the kernel copies by TMA, in the order of its tensor maps."""
+        return ()
+
+    def workspace(self, config: Config, problem: Problem, num_splits: int) -> tuple[int, int]:
+        """Bytes of device memory that a launch needs for itself, and how many of them, from the start, must be 0."""
+        return 0, 0
+
+    def unfit(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
+        """Why ``config``, which is legal for the problem's `Spec`, can't serve its sizes, or None."""
+        blocks = self.tiles(config, problem) * self.num_splits(config, problem, gpu)
+        if blocks > MAX_GRID_X:
+            return f"{blocks} thread blocks, a launch takes at most {MAX_GRID_X}"
+        return None
+
+    def fitted(self, config: Config, problem: Problem, gpu: Gpu) -> Config:
+        """``config``, which was chosen for another problem, as it may pay for this one."""
+        return config
+
+    def default_for(self, problem: Problem, gpu: Gpu) -> Config:
+        """:meth:`default`, or what serves ``problem`` better where its lengths and heads are far from the usual."""
+        return self.default(problem.spec, gpu)
+
+    def variants(self, config: Config, problem: Problem, gpu: Gpu) -> Sequence[Config]:
+        """``config`` with each setting of the parameters whose use depends on the problem that may pay for this one."""
+        return (config,)
+
+    def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
+        """Counts of what a launch does, for :mod:`.model`; a family without them can't be predicted."""
+        raise NotImplementedError(f"{self.name} gives no counts to the performance model")
+
+    def own_estimate(self, config: Config, problem: Problem, gpu: Gpu) -> tuple[float, Bound] | None:
+        """Seconds on the chip, without traffic with device memory, and what bounds them: for a family that the general
+        performance model does not describe. None: it does, from :meth:`work`."""
+        return None
+
+    def check(self, config: Config, spec: Spec, gpu: Gpu) -> None:
+        """Raises :class:`UnsupportedProblem` or :class:`IllegalConfig` with the reason."""
+        if reason := self.unsupported(spec, gpu):
+            raise UnsupportedProblem(f"{self.name}: {reason}")
+        if reason := self.illegal(config, spec, gpu):
+            raise IllegalConfig(f"{config}: {reason}")
+
+    def plan(self, problem: Problem, config: Config, gpu: Gpu) -> Plan:
+        """The plan that launches ``config`` for ``problem``; illegal input raises before anything is rendered."""
+        spec = problem.spec
+        self.check(config, spec, gpu)
+        num_splits = self.num_splits(config, problem, gpu)
+        blocks = self.blocks(config, problem, gpu)
+        if reason := self.unfit(config, problem, gpu):
+            too_many = self.tiles(config, problem) * num_splits > MAX_GRID_X
+            kind = UnsupportedProblem if too_many else IllegalConfig
+            raise kind(f"{config} for {problem}: {reason}")
+        needs = self.resources(config, spec)
+        source = self.source(config, spec)
+        boxes = tuple(self.tensor_boxes(config, spec))
+        kernel = Kernel(source, self.entry, (blocks, 1, 1), needs.threads, needs.shared_memory, boxes)
+        workspace, zeroed = self.workspace(config, problem, num_splits)
+        section = self.heads_per_section(config)
+        return Plan(problem, config, gpu, (kernel,), num_splits, workspace, zeroed, section)
+
+    def enumerate(self, spec: Spec, gpu: Gpu) -> tuple[list[Config], Counter[str]]:
+        """All legal configs of the searched parameters in a fixed order, and how often each reason rejected one.
+
+        Parameters that are searched by problem are neutral; :meth:`variants` sets them. Reasons that differ in their
+        numbers alone count as one.
+        """
+        if reason := self.unsupported(spec, gpu):
+            return [], Counter({reason: 1})
+        parameters = self.config_type.parameters()
+        ranges = [
+            tuple(choice for choice in each.choices if choice not in each.left_out)
+            if each.searched and not each.by_problem
+            else (each.neutral,)
+            for each in parameters
+        ]
+        legal: list[Config] = []
+        reasons: Counter[str] = Counter()
+        for point in itertools.product(*ranges):
+            values: dict[str, Any] = dict(zip((each.name for each in parameters), point, strict=True))
+            config = self.config_type(**values)
+            reason = self.illegal(config, spec, gpu)
+            if reason is None:
+                legal.append(config)
+            else:
+                reasons[_kind(reason)] += 1
+        return legal, reasons
+
+
+def register_cap(threads: int, blocks_per_sm: int) -> int:
+    """Registers per thread that ``__launch_bounds__(threads, blocks_per_sm)`` leaves: allocated in steps of 8."""
+    return min(_MAX_REGISTERS, 65536 // (threads * blocks_per_sm) // 8 * 8)
+
+
+def too_large(needs: Resources, blocks_per_sm: int, gpu: Gpu) -> str | None:
+    """Why ``blocks_per_sm`` thread blocks that take ``needs`` each can't be on an SM, or are no limit; or None."""
+    if needs.shared_memory > gpu.shared_memory_block:
+        return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_block} B"
+    if blocks_per_sm * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
+        return f"blocks_per_sm={blocks_per_sm} do not fit the shared memory of {gpu}"
+    cap = register_cap(needs.threads, blocks_per_sm)
+    if needs.registers > cap:
+        return f"needs about {needs.registers} registers per thread, {cap} are left"
+    if blocks_per_sm > 1 and register_cap(needs.threads, blocks_per_sm - 1) == cap:
+        return f"blocks_per_sm={blocks_per_sm} caps registers no more than {blocks_per_sm - 1} does"
+    return None
+
+
+def unsupported_width(spec: Spec) -> str | None:
+    """Why kernels that hold whole rows in chunks of 8 can't serve the widths of ``spec``, or None."""
+    for name, width in (("head_dim", spec.head_dim), ("head_dim_v", spec.value_dim)):
+        if width % 8 or not 8 <= width <= MAX_HEAD_DIM:
+            return f"{name}={width} is not supported. Supported: multiples of 8 from 8 to {MAX_HEAD_DIM}"
+    return None
+
+
+def _kind(reason: str) -> str:
+    return re.sub(r"\b\d+\b", "#", reason)  # names such as h100 stay whole
