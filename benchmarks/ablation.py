@@ -65,7 +65,7 @@ def run(bench: DeviceBench, case: Problem) -> dict[str, Any]:
     configs = {"base": base}
     for change in CHANGES:
         config = Sm80FwdConfig.from_json(values | change)
-        if config != base and Sm80Fwd().illegal(config, case.spec, gpu) is None:
+        if config != base and Sm80Fwd().refuses_config(config, case.spec, gpu) is None:
             configs[", ".join(f"{name}={value}" for name, value in change.items())] = config
     if reason := bench.prepare(case):
         raise SystemExit(f"{case}: {reason}")

@@ -76,7 +76,7 @@ def run(bench: DeviceBench, case: Problem) -> dict[str, Any]:
     configs = {"base": base}
     for change in TILES if case.causal else STEPS:
         config = Sm90FwdConfig.from_json(values | change)
-        if config not in configs.values() and Sm90Fwd().illegal(config, case.spec, gpu) is None:
+        if config not in configs.values() and Sm90Fwd().refuses_config(config, case.spec, gpu) is None:
             configs[", ".join(f"{name}={value}" for name, value in change.items())] = config
     if reason := bench.prepare(case):
         raise SystemExit(f"{case}: {reason}")

@@ -63,7 +63,7 @@ def pairs() -> list[tuple[Problem, Config]]:
             causal=draw.random() < 0.5,
             alignment=draw.choice((16, 16, ITEM_BYTES[dtype])),
         )
-        if rules.unsupported(problem.spec, GPU) is None:
+        if rules.refuses(problem.spec, GPU) is None:
             legal, _ = rules.enumerate(problem.spec, GPU)
             found.append((problem, draw.choice(legal)))
     return found

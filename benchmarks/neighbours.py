@@ -86,7 +86,7 @@ def by_distance(problem: Problem, rows: Rows, gpu: Gpu) -> Config:
         winner = rank(rows[each])[0].config
         kind = family(winner.family)
         config = kind.fitted(winner, problem, gpu)
-        if kind.illegal(config, problem.spec, gpu) or kind.unfit(config, problem, gpu):
+        if kind.unusable(config, problem, gpu):
             continue
         if predict(problem, config, gpu).seconds <= predict(problem, default, gpu).seconds:
             return config

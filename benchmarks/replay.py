@@ -47,6 +47,7 @@ from model_check import FITS, GPU, RESULTS, STAGES, Fit, group
 from flashtune.codegen.families.counts import Bound
 from flashtune.codegen.families.family import Family
 from flashtune.codegen.families.model import default_config, predict
+from flashtune.codegen.families.registry import unusable
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd
 from flashtune.codegen.families.sm90_time import CONSTANTS, TimeConstants, predict_seconds
@@ -55,7 +56,6 @@ from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.records.measurement import Measurement
 from flashtune.tuned_db.records.parse import measurement_from_json
-from flashtune.tuner.results.rows import unusable
 from flashtune.tuner.search.problem_search import ProblemSearch
 from flashtune.tuner.search.space import Space, ranked
 from flashtune.tuner.search.strategy import DEFAULT_SAMPLER, strategy

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flashtune.codegen.compiler.render import Templates, templates
-from flashtune.codegen.families.family import Family
+from flashtune.codegen.families.family import AnyFamily
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Spec
 from flashtune.errors import InvalidInput
@@ -34,7 +34,7 @@ def header(name: str) -> str:
     return (RUNTIME_FOLDER / name).read_text(encoding="utf-8")
 
 
-def host_source(family: Family, spec: Spec, config: Config, replaced: Mapping[str, str] | None = None) -> str:
+def host_source(family: AnyFamily, spec: Spec, config: Config, replaced: Mapping[str, str] | None = None) -> str:
     """One C++ file with the kernel and its entry. ``replaced`` are texts to take in place of files, by name.
 
     A name that no template has, or that of a seam, raises :class:`InvalidInput`: it would change nothing.

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from flashtune.codegen.compiler.render import Source, templates
 from flashtune.codegen.gpu.gpu import Gpu
@@ -38,13 +38,22 @@ class Resources:
     spill_free: bool = True
 
 
-class Family(ABC):
-    """One kernel family. Its stem names the template, the rules, the tests and the goldens."""
+C = TypeVar("C", bound=Config)
+
+
+class Family(ABC, Generic[C]):
+    """One kernel family, with configs of the type ``C``. Its stem names the template, the rules, tests and goldens.
+
+    Whether it serves something is three questions, each of which holds the one before: :meth:`refuses` a spec,
+    :meth:`refuses_config` for a spec, :meth:`unusable` for a problem with its sizes. A family answers its part of them
+    by :meth:`unsupported`, :meth:`illegal` and :meth:`unfit`, which nobody else calls.
+    """
 
     name: str
     last_resort: bool = False
     """Whether it is for what no other family serves."""
-    config_type: type[Config]
+    config_type: type[C]
+    ops: tuple[str, ...] = ("forward",)
     entry: str
     """Name of the kernel's ``extern "C"`` function."""
 
@@ -53,85 +62,99 @@ class Family(ABC):
         """Why this family can't serve ``spec`` on ``gpu`` with any config, or None."""
 
     @abstractmethod
-    def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
-        """Why ``config`` can't be used, or None. Called only where :meth:`unsupported` gives None."""
+    def illegal(self, config: C, spec: Spec, gpu: Gpu) -> str | None:
+        """Why ``config`` can't be used, or None; ``spec`` is one that the family serves."""
+
+    def refuses(self, spec: Spec, gpu: Gpu) -> str | None:
+        """Why no config of this family can serve ``spec`` on ``gpu``, or None."""
+        if spec.op not in self.ops:
+            return f"op={spec.op} is not supported. Supported: {', '.join(self.ops)}"
+        return self.unsupported(spec, gpu)
+
+    def refuses_config(self, config: C, spec: Spec, gpu: Gpu) -> str | None:
+        """Why ``config`` can't serve ``spec`` on ``gpu``, whatever the sizes, or None."""
+        return self.refuses(spec, gpu) or self.illegal(config, spec, gpu)
+
+    def unusable(self, config: C, problem: Problem, gpu: Gpu) -> str | None:
+        """Why ``config`` can't serve ``problem`` on ``gpu``, or None."""
+        return self.refuses_config(config, problem.spec, gpu) or self.unfit(config, problem, gpu)
 
     @abstractmethod
-    def default(self, spec: Spec, gpu: Gpu) -> Config:
+    def default(self, spec: Spec, gpu: Gpu) -> C:
         """A config that is legal and decent everywhere the family is supported."""
 
     @abstractmethod
-    def resources(self, config: Config, spec: Spec) -> Resources: ...
+    def resources(self, config: C, spec: Spec) -> Resources: ...
 
     @abstractmethod
-    def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
+    def names(self, config: C, spec: Spec) -> Mapping[str, object]:
         """Template variables beyond ``config`` and ``spec``."""
 
-    def source(self, config: Config, spec: Spec) -> Source:
+    def source(self, config: C, spec: Spec) -> Source:
         """The CUDA source of ``config`` for ``spec``: a pure function of both and the templates."""
         names = {"spec": spec, "config": config, **self.names(config, spec)}
         return templates().render(f"{self.name}.cu.jinja", names)
 
     @abstractmethod
-    def tiles(self, config: Config, problem: Problem) -> int:
+    def tiles(self, config: C, problem: Problem) -> int:
         """Tiles of queries: thread blocks of the launch where each takes all keys of its tile."""
 
-    def num_splits(self, config: Config, problem: Problem, gpu: Gpu) -> int:
+    def num_splits(self, config: C, problem: Problem, gpu: Gpu) -> int:
         """Thread blocks that share the keys of one tile."""
         return 1
 
-    def blocks(self, config: Config, problem: Problem, gpu: Gpu) -> int:
+    def blocks(self, config: C, problem: Problem, gpu: Gpu) -> int:
         """Thread blocks of the launch."""
         return self.tiles(config, problem) * self.num_splits(config, problem, gpu)
 
-    def heads_per_section(self, config: Config) -> int:
+    def heads_per_section(self, config: C) -> int:
         """Heads whose tiles are listed together; of use where thread blocks take several tiles."""
         return 1
 
-    def tensor_boxes(self, config: Config, spec: Spec) -> Sequence[TensorBox]:
+    def tensor_boxes(self, config: C, spec: Spec) -> Sequence[TensorBox]:
         """What the kernel copies by TMA, in the order of its tensor maps."""
         return ()
 
-    def workspace(self, config: Config, problem: Problem, num_splits: int) -> tuple[int, int]:
+    def workspace(self, config: C, problem: Problem, num_splits: int) -> tuple[int, int]:
         """Bytes of device memory that a launch needs for itself, and how many of them, from the start, must be 0."""
         return 0, 0
 
-    def unfit(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    def unfit(self, config: C, problem: Problem, gpu: Gpu) -> str | None:
         """Why ``config``, which is legal for the problem's `Spec`, can't serve its sizes, or None."""
         blocks = self.tiles(config, problem) * self.num_splits(config, problem, gpu)
         if blocks > MAX_GRID_X:
             return f"{blocks} thread blocks, a launch takes at most {MAX_GRID_X}"
         return None
 
-    def fitted(self, config: Config, problem: Problem, gpu: Gpu) -> Config:
+    def fitted(self, config: C, problem: Problem, gpu: Gpu) -> C:
         """``config``, which was chosen for another problem, as it may pay for this one."""
         return config
 
-    def default_for(self, problem: Problem, gpu: Gpu) -> Config:
+    def default_for(self, problem: Problem, gpu: Gpu) -> C:
         """:meth:`default`, or what serves ``problem`` better where its lengths and heads are far from the usual."""
         return self.default(problem.spec, gpu)
 
-    def variants(self, config: Config, problem: Problem, gpu: Gpu) -> Sequence[Config]:
+    def variants(self, config: C, problem: Problem, gpu: Gpu) -> Sequence[C]:
         """``config`` with each setting of the parameters whose use depends on the problem that may pay for this one."""
         return (config,)
 
-    def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
+    def work(self, config: C, problem: Problem, gpu: Gpu) -> Work:
         """Counts of what a launch does, for :mod:`.model`; a family without them can't be predicted."""
         raise NotImplementedError(f"{self.name} gives no counts to the performance model")
 
-    def own_estimate(self, config: Config, problem: Problem, gpu: Gpu) -> tuple[float, Bound] | None:
+    def own_estimate(self, config: C, problem: Problem, gpu: Gpu) -> tuple[float, Bound] | None:
         """Seconds on the chip, without traffic with device memory, and what bounds them: for a family that the general
         performance model does not describe. None: it does, from :meth:`work`."""
         return None
 
-    def check(self, config: Config, spec: Spec, gpu: Gpu) -> None:
+    def check(self, config: C, spec: Spec, gpu: Gpu) -> None:
         """Raises :class:`UnsupportedProblem` or :class:`IllegalConfig` with the reason."""
-        if reason := self.unsupported(spec, gpu):
+        if reason := self.refuses(spec, gpu):
             raise UnsupportedProblem(f"{self.name}: {reason}")
         if reason := self.illegal(config, spec, gpu):
             raise IllegalConfig(f"{config}: {reason}")
 
-    def plan(self, problem: Problem, config: Config, gpu: Gpu) -> Plan:
+    def plan(self, problem: Problem, config: C, gpu: Gpu) -> Plan:
         """The plan that launches ``config`` for ``problem``; illegal input raises before anything is rendered."""
         spec = problem.spec
         self.check(config, spec, gpu)
@@ -149,13 +172,13 @@ class Family(ABC):
         section = self.heads_per_section(config)
         return Plan(problem, config, gpu, (kernel,), num_splits, workspace, zeroed, section)
 
-    def enumerate(self, spec: Spec, gpu: Gpu) -> tuple[list[Config], Counter[str]]:
+    def enumerate(self, spec: Spec, gpu: Gpu) -> tuple[list[C], Counter[str]]:
         """All legal configs of the searched parameters in a fixed order, and how often each reason rejected one.
 
         Parameters that are searched by problem are neutral; :meth:`variants` sets them. Reasons that differ in their
         numbers alone count as one.
         """
-        if reason := self.unsupported(spec, gpu):
+        if reason := self.refuses(spec, gpu):
             return [], Counter({reason: 1})
         parameters = self.config_type.parameters()
         ranges = [
@@ -164,7 +187,7 @@ class Family(ABC):
             else (each.neutral,)
             for each in parameters
         ]
-        legal: list[Config] = []
+        legal: list[C] = []
         reasons: Counter[str] = Counter()
         for point in itertools.product(*ranges):
             values: dict[str, Any] = dict(zip((each.name for each in parameters), point, strict=True))
@@ -175,6 +198,10 @@ class Family(ABC):
             else:
                 reasons[_kind(reason)] += 1
         return legal, reasons
+
+
+AnyFamily = Family[Config]
+"""A family whose type of configs is not known where it is used: a config that is passed to it must be of that type."""
 
 
 def register_cap(threads: int, blocks_per_sm: int) -> int:

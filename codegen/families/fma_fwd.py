@@ -82,7 +82,7 @@ class FmaFwdConfig(Config):
         return self.block_n // self.threads_n
 
 
-class FmaFwd(Family):
+class FmaFwd(Family[FmaFwdConfig]):
     name = "fma_fwd"
     last_resort = True
     config_type = FmaFwdConfig
@@ -91,14 +91,11 @@ class FmaFwd(Family):
     def unsupported(self, spec: Spec, gpu: Gpu) -> str | None:
         if gpu.capability < MIN_CAPABILITY:
             return f"compute capability {gpu.capability[0]}.{gpu.capability[1]} is too old. Supported: 7.5 and later"
-        if spec.op != "forward":
-            return f"op={spec.op} is not supported. Supported: forward"
         if spec.dtype not in INPUT_DTYPES:
             return f"dtype={spec.dtype} is not supported. Supported: {', '.join(INPUT_DTYPES)}"
         return unsupported_width(spec)
 
-    def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
-        assert isinstance(config, FmaFwdConfig)
+    def illegal(self, config: FmaFwdConfig, spec: Spec, gpu: Gpu) -> str | None:
         if spec.output == "float64" and config.accumulate != "float64":
             return "an output in float64 needs accumulate=float64"
         if spec.value_dim % config.threads_n:
@@ -110,7 +107,7 @@ class FmaFwd(Family):
             return f"block_n={config.block_n} gives threads_n={config.threads_n} less than a key each"
         return too_large(self.resources(config, spec), config.blocks_per_sm, gpu)
 
-    def default(self, spec: Spec, gpu: Gpu) -> Config:
+    def default(self, spec: Spec, gpu: Gpu) -> FmaFwdConfig:
         """The first of a list that does not spill, with two blocks on an SM where that can be had."""
         accumulate = "float64" if spec.output == "float64" else "float32"
         for blocks in (2, 1):
@@ -132,8 +129,7 @@ class FmaFwd(Family):
                     return config
         raise UnsupportedProblem(f"{self.name}: no default for {spec} on {gpu}")
 
-    def resources(self, config: Config, spec: Spec) -> Resources:
-        assert isinstance(config, FmaFwdConfig)
+    def resources(self, config: FmaFwdConfig, spec: Spec) -> Resources:
         needed = registers(config, spec)
         cap = register_cap(config.num_threads, config.blocks_per_sm)
         margin = 32  # with the next two lines calibrated with NVRTC 13.5, held by a test
@@ -146,8 +142,7 @@ class FmaFwd(Family):
             spill_free=needed + margin <= cap,
         )
 
-    def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
-        assert isinstance(config, FmaFwdConfig)
+    def names(self, config: FmaFwdConfig, spec: Spec) -> Mapping[str, object]:
         return {
             "input_type": CUDA_TYPES[spec.dtype],
             "output_type": CUDA_TYPES[spec.output],
@@ -159,12 +154,10 @@ class FmaFwd(Family):
             "shared_memory": shared_memory(config, spec),
         }
 
-    def tiles(self, config: Config, problem: Problem) -> int:
-        assert isinstance(config, FmaFwdConfig)
+    def tiles(self, config: FmaFwdConfig, problem: Problem) -> int:
         return -(-problem.seqlen_q // config.block_m) * problem.batch * problem.num_heads
 
-    def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
-        assert isinstance(config, FmaFwdConfig)
+    def work(self, config: FmaFwdConfig, problem: Problem, gpu: Gpu) -> Work:
         dim, value_dim, item = problem.head_dim, problem.value_dim, ITEM_BYTES[problem.dtype]
         accum = ITEM_BYTES[config.accumulate]
         steps, longest = walk(problem, config.block_m, config.block_n)

@@ -20,7 +20,7 @@ from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 
 from .counts import Bound, Work
-from .family import Family, Resources
+from .family import AnyFamily, Resources
 from .registry import family, supporting
 
 REGISTERS_SM = 65536
@@ -136,7 +136,7 @@ def predict(
     compiled: Facts | None = None,
     *,
     constants: Constants = CONSTANTS,
-    kind: Family | None = None,
+    kind: AnyFamily | None = None,
 ) -> Estimate:
     """Expected time of ``config``, which must be legal. ``compiled`` has real registers and spills for expected ones.
 
@@ -157,14 +157,14 @@ def predict(
     return estimate(problem, work, needs, gpu, spilled, constants)
 
 
-def default_config(problem: Problem, gpu: Gpu, families: Sequence[Family] | None = None) -> Config:
+def default_config(problem: Problem, gpu: Gpu, families: Sequence[AnyFamily] | None = None) -> Config:
     """What serves ``problem`` where nothing is known: of the defaults, the one with the least predicted time.
 
     ``families`` to choose from all support it; by default all that do. Raises `UnsupportedProblem` where there is none.
     """
     kinds = families or supporting(problem.spec, gpu)
     found = [(each, each.default_for(problem, gpu)) for each in kinds]
-    fit = [(each, config) for each, config in found if each.unfit(config, problem, gpu) is None]
+    fit = [(each, config) for each, config in found if each.unusable(config, problem, gpu) is None]
     if not fit:  # sizes that nothing takes: the plan says why
         return found[-1][1]
     first = [config for each, config in fit if not each.last_resort]
@@ -207,7 +207,7 @@ def estimate(
     return Estimate(seconds, bound, resident, work.tiles / slots, problem.flops / seconds / 1e12)
 
 
-def _own(problem: Problem, config: Config, gpu: Gpu, kind: Family, on_chip: float, bound: Bound) -> Estimate:
+def _own(problem: Problem, config: Config, gpu: Gpu, kind: AnyFamily, on_chip: float, bound: Bound) -> Estimate:
     """What a family says of itself, beside the traffic with device memory."""
     memory = problem.min_bytes / (gpu.bandwidth_gb_s * 1e9 * MEMORY_REACHED)
     seconds = _soft_max(on_chip, memory, MEMORY_SHARPNESS)

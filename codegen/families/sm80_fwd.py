@@ -78,7 +78,7 @@ class Sm80FwdConfig(Config):
     )
 
 
-class Sm80Fwd(Family):
+class Sm80Fwd(Family[Sm80FwdConfig]):
     name = "sm80_fwd"
     config_type = Sm80FwdConfig
     entry = "sm80_fwd"
@@ -96,8 +96,7 @@ class Sm80Fwd(Family):
             return f"out_dtype={spec.out_dtype} is not supported: the output has the dtype of the inputs"
         return unsupported_width(spec)
 
-    def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
-        assert isinstance(config, Sm80FwdConfig)
+    def illegal(self, config: Sm80FwdConfig, spec: Spec, gpu: Gpu) -> str | None:
         rows = config.block_m // config.num_warps
         if config.block_m % config.num_warps or rows % 16:
             return f"block_m={config.block_m} does not give each of {config.num_warps} warps whole tiles of 16 rows"
@@ -105,7 +104,7 @@ class Sm80Fwd(Family):
             return f"{rows} rows per warp: at most 32 fit the registers"
         return too_large(self.resources(config, spec), config.blocks_per_sm, gpu)
 
-    def default(self, spec: Spec, gpu: Gpu) -> Config:
+    def default(self, spec: Spec, gpu: Gpu) -> Sm80FwdConfig:
         """Large tiles first: they are legal where shared memory has room for them."""
         width = max(spec.head_dim, spec.value_dim)
         if width <= 64:
@@ -120,10 +119,9 @@ class Sm80Fwd(Family):
         ]
         return next((each for each in found if self.illegal(each, spec, gpu) is None), found[-1])
 
-    def default_for(self, problem: Problem, gpu: Gpu) -> Config:
+    def default_for(self, problem: Problem, gpu: Gpu) -> Sm80FwdConfig:
         """Short queries take tiles of no more rows than they have; where tiles are few, blocks share their keys."""
         config = self.default(problem.spec, gpu)
-        assert isinstance(config, Sm80FwdConfig)
         group = problem.num_heads // problem.num_heads_kv
         pack = group > 1 and problem.seqlen_q < config.block_m
         rows = problem.seqlen_q * (group if pack else 1)
@@ -134,9 +132,8 @@ class Sm80Fwd(Family):
         config = replace(config, pack_heads=pack)
         return replace(config, num_splits=0 if self._splits_to_fill(config, problem, gpu) > 1 else 1)
 
-    def variants(self, config: Config, problem: Problem, gpu: Gpu) -> Sequence[Config]:
+    def variants(self, config: Sm80FwdConfig, problem: Problem, gpu: Gpu) -> Sequence[Sm80FwdConfig]:
         """Packed where heads are grouped and queries few; split where tiles are fewer than thread blocks fit."""
-        assert isinstance(config, Sm80FwdConfig)
         group = problem.num_heads // problem.num_heads_kv
         packs = (False, True) if group > 1 and problem.seqlen_q <= 4 * config.block_m else (False,)
         found = []
@@ -147,15 +144,13 @@ class Sm80Fwd(Family):
             found += [replace(packed, num_splits=each) for each in (splits if most > 1 else (1,))]
         return [each for each in found if self.unfit(each, problem, gpu) is None] or found[:1]
 
-    def fitted(self, config: Config, problem: Problem, gpu: Gpu) -> Config:
+    def fitted(self, config: Sm80FwdConfig, problem: Problem, gpu: Gpu) -> Sm80FwdConfig:
         """Splits by the rule, not into as many parts as were right for other lengths; none where they don't pay."""
-        assert isinstance(config, Sm80FwdConfig)
         if config.num_splits == 1:
             return config
         return replace(config, num_splits=0 if self._splits_to_fill(config, problem, gpu) > 1 else 1)
 
-    def unfit(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
-        assert isinstance(config, Sm80FwdConfig)
+    def unfit(self, config: Sm80FwdConfig, problem: Problem, gpu: Gpu) -> str | None:
         rows = problem.seqlen_q * problem.num_heads // problem.num_heads_kv
         if config.pack_heads and rows > MAX_LENGTH:
             return f"pack_heads=true makes {rows} rows of queries, at most {MAX_LENGTH} can be"
@@ -164,8 +159,7 @@ class Sm80Fwd(Family):
             return f"num_splits={config.num_splits} needs {size} bytes of workspace, at most {MAX_WORKSPACE} are taken"
         return super().unfit(config, problem, gpu)
 
-    def num_splits(self, config: Config, problem: Problem, gpu: Gpu) -> int:
-        assert isinstance(config, Sm80FwdConfig)
+    def num_splits(self, config: Sm80FwdConfig, problem: Problem, gpu: Gpu) -> int:
         if config.num_splits == 0:
             return self._splits_to_fill(config, problem, gpu)
         return max(1, min(config.num_splits, -(-problem.seqlen_k // config.block_n)))
@@ -177,9 +171,8 @@ class Sm80Fwd(Family):
             return 1
         return max(1, min(2 * gpu.num_sms // tiles, problem.seqlen_k // KEYS_PER_SPLIT, SPLITS[-1]))
 
-    def workspace(self, config: Config, problem: Problem, num_splits: int) -> tuple[int, int]:
+    def workspace(self, config: Sm80FwdConfig, problem: Problem, num_splits: int) -> tuple[int, int]:
         """As templates/blocks/split_keys.cuh lays it out."""
-        assert isinstance(config, Sm80FwdConfig)
         if num_splits == 1:
             return 0, 0
         tiles = self.tiles(config, problem)
@@ -188,8 +181,7 @@ class Sm80Fwd(Family):
         part = 32 * config.num_warps * row_tiles * (problem.value_dim // 8 + 1) * 16
         return counters + tiles * num_splits * part, counters
 
-    def resources(self, config: Config, spec: Spec) -> Resources:
-        assert isinstance(config, Sm80FwdConfig)
+    def resources(self, config: Sm80FwdConfig, spec: Spec) -> Resources:
         padded, padded_v = _padded(spec.head_dim), _padded(spec.value_dim)
         queries, output = (config.block_m * 2 * width for width in (padded, padded_v))
         keys_values = config.num_stages * config.block_n * 2 * (padded + padded_v)
@@ -208,16 +200,14 @@ class Sm80Fwd(Family):
             >= 40 + max(spec.head_dim, spec.value_dim) // 5,  # calibrated with NVRTC 13.5, held by a test
         )
 
-    def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
+    def names(self, config: Sm80FwdConfig, spec: Spec) -> Mapping[str, object]:
         return {"element": ELEMENTS[spec.dtype]}
 
-    def tiles(self, config: Config, problem: Problem) -> int:
-        assert isinstance(config, Sm80FwdConfig)
+    def tiles(self, config: Sm80FwdConfig, problem: Problem) -> int:
         group = problem.num_heads // problem.num_heads_kv if config.pack_heads else 1
         return -(-problem.seqlen_q * group // config.block_m) * problem.batch * (problem.num_heads // group)
 
-    def work(self, config: Config, problem: Problem, gpu: Gpu) -> Work:
-        assert isinstance(config, Sm80FwdConfig)
+    def work(self, config: Sm80FwdConfig, problem: Problem, gpu: Gpu) -> Work:
         m, n, threads = config.block_m, config.block_n, 32 * config.num_warps
         padded, padded_v = _padded(problem.head_dim), _padded(problem.value_dim)
         splits = self.num_splits(config, problem, gpu)

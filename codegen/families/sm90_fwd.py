@@ -71,7 +71,7 @@ class Sm90FwdConfig(Config):
     blocks_per_sm: int = parameter(choices=(1, 2), help="thread blocks that share an SM")
 
 
-class Sm90Fwd(Family):
+class Sm90Fwd(Family[Sm90FwdConfig]):
     name = "sm90_fwd"
     config_type = Sm90FwdConfig
     entry = "sm90_fwd"
@@ -90,8 +90,7 @@ class Sm90Fwd(Family):
             return f"alignment={spec.alignment} is not supported: TMA copies rows that start on 16 bytes"
         return None
 
-    def illegal(self, config: Config, spec: Spec, gpu: Gpu) -> str | None:
-        assert isinstance(config, Sm90FwdConfig)
+    def illegal(self, config: Sm90FwdConfig, spec: Spec, gpu: Gpu) -> str | None:
         if (config.warpgroups, config.blocks_per_sm) not in _REGISTERS:
             return f"blocks_per_sm={config.blocks_per_sm} leaves too few registers for warpgroups={config.warpgroups}"
         entry = _entry_registers(config)
@@ -116,7 +115,7 @@ class Sm90Fwd(Family):
             return f"needs about {needs.registers} registers per thread that computes, {left} are left"
         return None
 
-    def default(self, spec: Spec, gpu: Gpu) -> Config:
+    def default(self, spec: Spec, gpu: Gpu) -> Sm90FwdConfig:
         """Three warpgroups for short rows, else two; as many keys as leave room for two tiles of Q, where that pays."""
         dim = max(spec.head_dim, spec.value_dim)
         return Sm90FwdConfig(
@@ -132,36 +131,32 @@ class Sm90Fwd(Family):
             blocks_per_sm=1,
         )
 
-    def default_for(self, problem: Problem, gpu: Gpu) -> Config:
+    def default_for(self, problem: Problem, gpu: Gpu) -> Sm90FwdConfig:
         """Fewer rows a block where queries are few."""
         config = self.default(problem.spec, gpu)
-        assert isinstance(config, Sm90FwdConfig)
         if problem.seqlen_q <= WARPGROUP_ROWS:
             config = replace(config, warpgroups=1, ping_pong=False)
         return self.fitted(config, problem, gpu)
 
-    def fitted(self, config: Config, problem: Problem, gpu: Gpu) -> Config:
+    def fitted(self, config: Sm90FwdConfig, problem: Problem, gpu: Gpu) -> Sm90FwdConfig:
         """No counter, which costs each launch a memory to be zeroed, where every thread block has one tile at most."""
-        assert isinstance(config, Sm90FwdConfig)
         if config.scheduler == "dynamic" and self.tiles(config, problem) <= config.blocks_per_sm * gpu.num_sms:
             sections = min(config.heads_per_section, max(_SECTIONS["static"]))
             return replace(config, scheduler="static", heads_per_section=sections)
         return config
 
-    def variants(self, config: Config, problem: Problem, gpu: Gpu) -> Sequence[Config]:
+    def variants(self, config: Sm90FwdConfig, problem: Problem, gpu: Gpu) -> Sequence[Sm90FwdConfig]:
         """Sections of several heads where some tiles are longer than others."""
-        assert isinstance(config, Sm90FwdConfig)
         if not problem.causal:
             return (config,)
         return [replace(config, heads_per_section=each) for each in _SECTIONS[config.scheduler]]
 
-    def unfit(self, config: Config, problem: Problem, gpu: Gpu) -> str | None:
+    def unfit(self, config: Sm90FwdConfig, problem: Problem, gpu: Gpu) -> str | None:
         if problem.seqlen_k == 0:
             return "seqlen_k=0 leaves nothing that TMA could copy"
         return super().unfit(config, problem, gpu)
 
-    def resources(self, config: Config, spec: Spec) -> Resources:
-        assert isinstance(config, Sm90FwdConfig)
+    def resources(self, config: Sm90FwdConfig, spec: Spec) -> Resources:
         row, value_row = 2 * padded(spec.head_dim), 2 * padded(spec.value_dim)
         queries = config.q_buffers * config.warpgroups * WARPGROUP_ROWS * max(row, value_row)
         keys_values = config.num_stages * config.block_n * (row + value_row)
@@ -180,8 +175,7 @@ class Sm90Fwd(Family):
         """For a thread that computes."""
         return _registers(config)[1] or _entry_registers(config)
 
-    def names(self, config: Config, spec: Spec) -> Mapping[str, object]:
-        assert isinstance(config, Sm90FwdConfig)
+    def names(self, config: Sm90FwdConfig, spec: Spec) -> Mapping[str, object]:
         keys = [config.block_n, *_half(config.block_n)]
         return {
             "element": ELEMENTS[spec.dtype],
@@ -190,8 +184,7 @@ class Sm90Fwd(Family):
             "registers": _registers(config),
         }
 
-    def tensor_boxes(self, config: Config, spec: Spec) -> Sequence[TensorBox]:
-        assert isinstance(config, Sm90FwdConfig)
+    def tensor_boxes(self, config: Sm90FwdConfig, spec: Spec) -> Sequence[TensorBox]:
         keys, values = (64 if padded(dim) % 64 == 0 else 32 for dim in (spec.head_dim, spec.value_dim))
         return [
             TensorBox(tensor="q", rows=WARPGROUP_ROWS, columns=keys),
@@ -200,26 +193,21 @@ class Sm90Fwd(Family):
             TensorBox(tensor="out", rows=WARPGROUP_ROWS, columns=values),
         ]
 
-    def tiles(self, config: Config, problem: Problem) -> int:
-        assert isinstance(config, Sm90FwdConfig)
+    def tiles(self, config: Sm90FwdConfig, problem: Problem) -> int:
         return -(-problem.seqlen_q // (WARPGROUP_ROWS * config.warpgroups)) * problem.batch * problem.num_heads
 
-    def blocks(self, config: Config, problem: Problem, gpu: Gpu) -> int:
-        assert isinstance(config, Sm90FwdConfig)
+    def blocks(self, config: Sm90FwdConfig, problem: Problem, gpu: Gpu) -> int:
         tiles = self.tiles(config, problem)
         return tiles if config.scheduler == "tile" else min(tiles, config.blocks_per_sm * gpu.num_sms)
 
-    def heads_per_section(self, config: Config) -> int:
-        assert isinstance(config, Sm90FwdConfig)
+    def heads_per_section(self, config: Sm90FwdConfig) -> int:
         return config.heads_per_section
 
-    def workspace(self, config: Config, problem: Problem, num_splits: int) -> tuple[int, int]:
+    def workspace(self, config: Sm90FwdConfig, problem: Problem, num_splits: int) -> tuple[int, int]:
         """The counter of templates/blocks/scheduler_persistent.cuh."""
-        assert isinstance(config, Sm90FwdConfig)
         return (_COUNTER_BYTES, _COUNTER_BYTES) if config.scheduler == "dynamic" else (0, 0)
 
-    def own_estimate(self, config: Config, problem: Problem, gpu: Gpu) -> tuple[float, Bound]:
-        assert isinstance(config, Sm90FwdConfig)
+    def own_estimate(self, config: Sm90FwdConfig, problem: Problem, gpu: Gpu) -> tuple[float, Bound]:
         return predict_seconds(config, problem, gpu)
 
 

@@ -49,7 +49,7 @@ def config(**changes: object) -> FmaFwdConfig:
     ],
 )
 def test_unsupported_says_why(spec: Spec, reason: str) -> None:
-    assert FAMILY.unsupported(spec, H200) == reason
+    assert FAMILY.refuses(spec, H200) == reason
 
 
 def test_gpus_older_than_turing_are_refused() -> None:

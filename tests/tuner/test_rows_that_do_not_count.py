@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, only_sm80, problem
 
+from flashtune.codegen.families.registry import unusable
 from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem, Spec
@@ -25,7 +26,7 @@ from flashtune.tuner.commands.one_config import shared_config
 from flashtune.tuner.commands.verify import verify_claims, winners
 from flashtune.tuner.processes.compile_pool import Built
 from flashtune.tuner.results.budget import Budget
-from flashtune.tuner.results.rows import incumbent, known, known_builds, unusable
+from flashtune.tuner.results.rows import incumbent, known, known_builds
 from flashtune.tuner.run.finals import _had_final
 from flashtune.tuner.run.verdict import verdict
 from flashtune.tuner.search.problem_search import ProblemSearch

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, problem, run
 
+from flashtune.codegen.families.registry import unusable
 from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
@@ -18,7 +19,7 @@ from flashtune.tuned_db.lookup.lookup import find
 from flashtune.tuned_db.records.measurement import new_id
 from flashtune.tuned_db.store.store import Store
 from flashtune.tuned_db.upkeep.gc import collect
-from flashtune.tuner.results.rows import MAX_STARTS, NEAR_STARTS, starts, unusable
+from flashtune.tuner.results.rows import MAX_STARTS, NEAR_STARTS, starts
 from flashtune.tuner.search.space import make_space
 from flashtune.tuner.tune.session import tune
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashtune.codegen.families.model import default_config, predict
-from flashtune.codegen.families.registry import family, supporting
+from flashtune.codegen.families.registry import family, supporting, unusable
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem, Spec
@@ -247,10 +247,7 @@ class _Search:
 
     def _usable(self, config: Config, gpu_key: str) -> bool:
         """Whether ``config``, of rows of a device model, can serve here."""
-        kind, spec = family(config.family), self.problem.spec
-        if kind.unsupported(spec, self.gpu) or kind.illegal(config, spec, self.gpu):
-            return False
-        return not self._is_barred(config, gpu_key) and kind.unfit(config, self.problem, self.gpu) is None
+        return unusable(config, self.problem, self.gpu) is None and not self._is_barred(config, gpu_key)
 
     def _is_barred(self, config: Config, gpu_key: str) -> bool:
         """Whether ``config`` is barred as it is rendered today, whatever the source of the row that names it."""

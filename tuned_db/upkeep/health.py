@@ -190,10 +190,10 @@ def _sources(rows: Iterable[Measurement]) -> dict[str, Sources]:
 
 def _verdict(gpu_key: str, spec: Spec, config: Config, digest: str) -> str:
     """The field of `Sources` that a measurement counts for."""
-    kind, gpu = family(config.family), typical(gpu_key)
+    gpu = typical(gpu_key)
     if not digest:
         return "none"
-    if kind.unsupported(spec, gpu) or kind.illegal(config, spec, gpu):
+    if family(config.family).refuses_config(config, spec, gpu):
         return "refused"
     return "current" if source_digest(spec, config) == digest else "older"
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from flashtune.codegen.families.model import predict
-from flashtune.codegen.families.registry import family
+from flashtune.codegen.families.registry import family, unusable
 from flashtune.codegen.gpu.cuda import OutOfMemoryError, cupy, driver, runtime
 from flashtune.codegen.gpu.devices import device_facts
 from flashtune.codegen.gpu.gpu import Gpu
@@ -172,7 +172,7 @@ class DeviceBench:
     def _neighbour(self, problem: Problem, config: Config) -> Problem | None:
         """A ragged neighbour that ``config`` serves, unless it takes too much time or memory."""
         near = ragged(problem)
-        if near == problem or family(config.family).unfit(config, near, self.gpu):
+        if near == problem or unusable(config, near, self.gpu):
             return None
         if predict(problem, config, self.gpu).seconds > NEIGHBOUR_SECONDS:
             return None

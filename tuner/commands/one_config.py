@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import unusable
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
@@ -14,7 +15,6 @@ from flashtune.errors import InvalidInput
 from flashtune.tuned_db.lookup.lookup import source_digest
 from flashtune.tuned_db.policy.winners import variants
 from flashtune.tuned_db.store.store import Store
-from flashtune.tuner.results.rows import unusable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

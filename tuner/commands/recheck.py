@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import unusable
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
@@ -25,7 +26,6 @@ from flashtune.tuned_db.records.measurement import Measurement, Variant
 from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.processes.compile_pool import Builder
 from flashtune.tuner.results.report import Progress
-from flashtune.tuner.results.rows import unusable
 from flashtune.tuner.search.problem_search import ProblemSearch
 from flashtune.tuner.workers.process_worker import ProcessWorker, Unit, Worker
 

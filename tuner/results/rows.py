@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from flashtune import settings
-from flashtune.codegen.families.registry import family
+from flashtune.codegen.families.registry import family, unusable
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
@@ -116,7 +116,7 @@ def known_builds(store: Store, problem: Problem, gpu: Gpu) -> dict[Config, Built
     for each in store.predictions(problem=problem, gpu_key=gpu.key):
         kind, spec = family(each.family), problem.spec
         facts = each.registers, each.spill_bytes, each.shared_bytes
-        if None in facts or kind.unsupported(spec, gpu) or kind.illegal(each.config, spec, gpu):
+        if None in facts or kind.refuses_config(each.config, spec, gpu):
             continue
         if each.source_digest != source_digest(spec, each.config):
             continue
@@ -165,16 +165,6 @@ def starts(store: Store, problem: Problem, gpu: Gpu) -> list[Config]:
             if len(found) < most:
                 found[config] = None
     return list(found)
-
-
-def unusable(config: Config, problem: Problem, gpu: Gpu) -> str | None:
-    """Why ``config`` can't serve ``problem`` on ``gpu``, or None."""
-    kind = family(config.family)
-    return (
-        kind.unsupported(problem.spec, gpu)
-        or kind.illegal(config, problem.spec, gpu)
-        or kind.unfit(config, problem, gpu)
-    )
 
 
 def _winner(source: RowSource, problem: Problem, gpu_key: str) -> Config | None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from flashtune.codegen.families.model import predict
-from flashtune.codegen.families.registry import family
+from flashtune.codegen.families.registry import unusable
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.gpu.roofline import limit
 from flashtune.codegen.problem.problem import Problem
@@ -29,8 +29,7 @@ def verdict(problem: Problem, search: ProblemSearch | None, store: Store, gpu: G
     usable = [
         each
         for each in rank(rows, store.rejected(problem.spec, gpu.key))
-        if family(each.config.family).illegal(each.config, problem.spec, gpu) is None
-        and each.variant[2] == source_digest(problem.spec, each.config)
+        if unusable(each.config, problem, gpu) is None and each.variant[2] == source_digest(problem.spec, each.config)
     ]
     if not usable:
         nothing = "no config was correct" if search.rows else "no config was tried in time"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from optuna.distributions import BaseDistribution, IntDistribution
 
-from flashtune.codegen.families.family import Family
+from flashtune.codegen.families.family import AnyFamily
 from flashtune.codegen.families.model import Estimate, predict
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config, Parameter
@@ -25,7 +25,7 @@ Rejected = dict[tuple[Spec, str], Counter[str]]
 class Space:
     """Legal configs and what the model expects of each. Position in ``configs`` is the model's rank."""
 
-    family: Family
+    family: AnyFamily
     configs: tuple[Config, ...]
     estimates: tuple[Estimate, ...]
     rejected: Counter[str]
@@ -103,7 +103,7 @@ def distributions(space: Space) -> dict[str, BaseDistribution]:
     return {space.name(each): IntDistribution(0, len(each.choices) - 1) for each in space.parameters}
 
 
-def make_space(problem: Problem, gpu: Gpu, family: Family) -> Space:
+def make_space(problem: Problem, gpu: Gpu, family: AnyFamily) -> Space:
     """Enumerates and ranks. Empty, with the reason counted, where the family doesn't support the problem."""
     legal, rejected = _legal(family, problem.spec, gpu)
     found = [each for config in legal for each in family.variants(config, problem, gpu)]
@@ -111,12 +111,12 @@ def make_space(problem: Problem, gpu: Gpu, family: Family) -> Space:
 
 
 @lru_cache(maxsize=64)
-def _legal(family: Family, spec: Spec, gpu: Gpu) -> tuple[list[Config], Counter[str]]:
+def _legal(family: AnyFamily, spec: Spec, gpu: Gpu) -> tuple[list[Config], Counter[str]]:
     """Problems share specs, and walking a whole product space takes a while."""
     return family.enumerate(spec, gpu)
 
 
-def ranked(family: Family, found: Sequence[tuple[Config, Estimate]], rejected: Counter[str]) -> Space:
+def ranked(family: AnyFamily, found: Sequence[tuple[Config, Estimate]], rejected: Counter[str]) -> Space:
     """A space in order of predicted time; equal times keep a fixed order by key."""
     order = sorted(found, key=lambda pair: (pair[1].seconds, pair[0].key))
     return Space(family, tuple(config for config, _ in order), tuple(estimate for _, estimate in order), rejected)

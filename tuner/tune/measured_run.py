@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from flashtune.codegen.families.family import Family
+from flashtune.codegen.families.family import AnyFamily
 from flashtune.codegen.families.model import default_config
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
@@ -40,7 +40,7 @@ def measure_problems(
     builder: Builder,
     budget: Budget,
     seed: int,
-    families: Callable[[Problem], Sequence[Family]],
+    families: Callable[[Problem], Sequence[AnyFamily]],
     progress: Callable[[Progress], None],
     clock: Callable[[], float] = time.monotonic,
     hire: Callable[[Unit], Worker] = ProcessWorker,
@@ -115,7 +115,7 @@ def measure_problems(
     )
 
 
-def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[Family], rejected: Rejected) -> list[Space]:
+def search_spaces(problem: Problem, gpu: Gpu, families: Sequence[AnyFamily], rejected: Rejected) -> list[Space]:
     """What is searched, the most specialised family first; what is not legal is counted in ``rejected``."""
     listed = [make_space(problem, gpu, each) for each in families]
     for space in listed:
@@ -143,7 +143,7 @@ def _search(
     gpu: Gpu,
     store: Store,
     unit: Unit,
-    families: Sequence[Family],
+    families: Sequence[AnyFamily],
     spaces: Sequence[Space],
     seed: int,
     chosen: Strategy | None,

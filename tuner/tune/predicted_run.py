@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import zip_longest
 
-from flashtune.codegen.families.family import Family
+from flashtune.codegen.families.family import AnyFamily
 from flashtune.codegen.families.model import FITTED_CAPABILITY, Estimate, default_config, predict, preference
 from flashtune.codegen.families.registry import family, source_for
 from flashtune.codegen.gpu.gpu import Gpu
@@ -33,7 +33,7 @@ COMPILED_CONFIGS = 32
 """Most configs compiled per spec: beyond these the model's ranking is not worth a compile."""
 
 
-def _settings(problem: Problem, gpu: Gpu, families: Sequence[Family]) -> frozenset[object]:
+def _settings(problem: Problem, gpu: Gpu, families: Sequence[AnyFamily]) -> frozenset[object]:
     """What the parameters that are searched by problem can be for ``problem``: a long prefill and one query differ."""
     configs = [each for kind in families for each in kind.variants(kind.default(problem.spec, gpu), problem, gpu)]
     return frozenset(
@@ -45,7 +45,7 @@ def _settings(problem: Problem, gpu: Gpu, families: Sequence[Family]) -> frozens
 class _Group:
     """Problems of one spec and alike: they share sources, so each config is compiled once for all of them."""
 
-    def __init__(self, problems: Sequence[Problem], gpu: Gpu, families: Sequence[Family]) -> None:
+    def __init__(self, problems: Sequence[Problem], gpu: Gpu, families: Sequence[AnyFamily]) -> None:
         self.problems = problems
         self.families = {each.name for each in families}
         self.defaults = {problem: default_config(problem, gpu, families) for problem in problems}
@@ -69,7 +69,7 @@ def predict_problems(
     store: Store,
     builder: Builder,
     budget: Budget,
-    families: Callable[[Problem], Sequence[Family]],
+    families: Callable[[Problem], Sequence[AnyFamily]],
     progress: Callable[[Progress], None],
     *,
     note: str,

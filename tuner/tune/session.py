@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from flashtune import settings
-from flashtune.codegen.families.family import Family
-from flashtune.codegen.families.registry import family, supporting
+from flashtune.codegen.families.family import AnyFamily
+from flashtune.codegen.families.registry import family, supporting, unusable
 from flashtune.codegen.gpu.devices import missing_device, unit_uuid, visible_gpus
 from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.plan.config import Config
@@ -21,7 +21,6 @@ from flashtune.tuner.cluster.ray_cluster import asked_of_ray
 from flashtune.tuner.processes.compile_pool import ProcessBuilder, spare_workers
 from flashtune.tuner.results.budget import Budget, parse_budget
 from flashtune.tuner.results.report import Progress, Report
-from flashtune.tuner.results.rows import unusable
 from flashtune.tuner.search.strategy import DEFAULT_SAMPLER, strategy
 from flashtune.tuner.workers.cuda_device import CudaUnit, is_open
 from flashtune.tuner.workers.process_worker import ProcessWorker, Unit, Worker
@@ -80,7 +79,7 @@ def tune(
     _check_first(first, wanted, target, families)
     report = progress or (lambda _: None)
 
-    def served_by(problem: Problem) -> list[Family]:
+    def served_by(problem: Problem) -> list[AnyFamily]:
         return eligible(problem, target, families)
 
     with ExitStack() as stack:
@@ -202,13 +201,13 @@ def _check_first(first: Sequence[Config], problems: Sequence[Problem], gpu: Gpu,
                 raise IllegalConfig(f"first: {config} for {problem} on {gpu}: {reason}")
 
 
-def eligible(problem: Problem, gpu: Gpu, names: Collection[str] | None) -> list[Family]:
+def eligible(problem: Problem, gpu: Gpu, names: Collection[str] | None) -> list[AnyFamily]:
     """Families to search for ``problem``, the most specialised first; none raises :class:`UnsupportedProblem`."""
     if names is None:
         return supporting(problem.spec, gpu)
     wanted = [family(name) for name in names]
-    found = [each for each in wanted if each.unsupported(problem.spec, gpu) is None]
+    found = [each for each in wanted if each.refuses(problem.spec, gpu) is None]
     if not found:
-        reasons = "; ".join(f"{each.name}: {each.unsupported(problem.spec, gpu)}" for each in wanted)
+        reasons = "; ".join(f"{each.name}: {each.refuses(problem.spec, gpu)}" for each in wanted)
         raise UnsupportedProblem(f"{problem} on {gpu}: {reasons}")
     return found
