@@ -25,9 +25,11 @@ from flashtune.tuner.processes.capacity import cores
 from flashtune.tuner.processes.compile_pool import Built, ProcessBuilder, build
 from flashtune.tuner.results.budget import Budget
 from flashtune.tuner.run import coordinator
+from flashtune.tuner.run.run import Means
 from flashtune.tuner.search.space import make_space
 from flashtune.tuner.trial.outcome import Outcome
 from flashtune.tuner.tune.measured_run import measure_problems
+from flashtune.tuner.tune.request import TuneRequest
 from flashtune.tuner.tune.session import tune
 
 sys.path.append(str(Path(__file__).parent))  # for worker processes, which inherit it
@@ -179,7 +181,8 @@ def test_candidates_that_crash_or_hang_cost_their_workers_and_nothing_else(
     try:
         with Store.open(path) as store:
             report = measure_problems(
-                [asked], bench.gpu, store, [unit], builder, Budget(trials=10), 0, lambda _: [kind], lambda _: None
+                TuneRequest(problems=[asked], budget=Budget(trials=10), families=lambda _: [kind]),
+                Means(gpu=bench.gpu, units=[unit], store=store, builder=builder),
             )
     finally:
         builder.close()

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from fake_worker import FakeUnit
-from tuner_fakes import GPU, FakeBuilder, LocalWorker, only_sm80, problem
+from tuner_fakes import LocalWorker, means, problem, request
 
 from flashtune.tuned_db.store.store import Store
-from flashtune.tuner.results.budget import Budget
 from flashtune.tuner.results.report import Progress
 from flashtune.tuner.tune.measured_run import measure_problems
 from flashtune.tuner.workers.process_worker import ProcessWorker
@@ -53,9 +52,7 @@ def tune(folder: Path, where: str, trials: int, last: int) -> int:
                 file.write(progress.text.rsplit(" ", 2)[0] + "\n")
 
     with Store.open(folder / "tuned.db") as store:
-        report = measure_problems(
-            PROBLEMS, GPU, store, [unit], FakeBuilder(), Budget(trials=trials), 0, only_sm80, told, hire=hire
-        )
+        report = measure_problems(request(PROBLEMS, trials), means(store, unit, hire=hire, progress=told))
     return report.tried
 
 

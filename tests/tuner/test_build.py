@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import slow_compiler
 from processes import alive
-from tuner_fakes import GPU, FakeBuilder, only_sm80, problem, run
+from tuner_fakes import FakeBuilder, means, problem, request, run
 
 import flashtune
 from flashtune.codegen.compiler.render import Source
@@ -31,7 +31,6 @@ from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.processes import compile_pool
 from flashtune.tuner.processes.compile_pool import MAX_DEATHS, Built, NoCompilerError, ProcessBuilder
 from flashtune.tuner.processes.process import Child
-from flashtune.tuner.results.budget import Budget
 from flashtune.tuner.tune.predicted_run import predict_problems
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
@@ -191,9 +190,7 @@ def test_one_killed_worker_loses_nothing_of_a_predicted_run(
     """F8: every third source kills its worker once. All are ranked, as without a death."""
     path = tmp_path_factory.mktemp("store") / "tuned.db"
     with Store.open(path) as store:
-        report = predict_problems(
-            [problem()], GPU, store, builder, Budget(trials=12), only_sm80, lambda progress: None, note=""
-        )
+        report = predict_problems(request([problem()], 12), means(store, builder=builder), "")
         assert len(store.predictions()) == 12
     assert (report.tried, report.failed, report.stopped) == (12, {}, "")
     assert len(list(tries.iterdir())) > 12
@@ -218,9 +215,7 @@ class Limited(FakeBuilder):
 def test_where_nothing_compiles_any_more_what_did_is_ranked_and_stored(tmp_path: Path, count: int) -> None:
     """F8, the kind: whatever ends the compiling, what was compiled is kept, and the reason is told."""
     with Store.open(tmp_path / "tuned.db") as store:
-        report = predict_problems(
-            [problem()], GPU, store, Limited(count), Budget(trials=12), only_sm80, lambda progress: None, note=""
-        )
+        report = predict_problems(request([problem()], 12), means(store, builder=Limited(count)), "")
         assert len(store.predictions()) == count
     assert report.stopped == "the machine is on fire"
     assert report.tried == count

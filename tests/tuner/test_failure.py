@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tuner_fakes import GPU, FakeBench, FakeBuilder, only_sm80, problem, run
+from tuner_fakes import FakeBench, FakeBuilder, means, problem, request, run
 
 import flashtune
 from flashtune.cli.main import main
@@ -18,7 +18,6 @@ from flashtune.codegen.compiler.render import Source
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.processes.compile_pool import Built
-from flashtune.tuner.results.budget import Budget
 from flashtune.tuner.results.report import Report
 from flashtune.tuner.trial.failures import Failure, commonest
 from flashtune.tuner.trial.outcome import Outcome
@@ -70,9 +69,7 @@ def some_refused(source: Source) -> Built:
 
 def predicted(path: Path, builder: FakeBuilder, problems: list[Problem], trials: int = 6) -> Report:
     with Store.open(path) as store:
-        return predict_problems(
-            problems, GPU, store, builder, Budget(trials=trials), only_sm80, lambda progress: None, note=""
-        )
+        return predict_problems(request(problems, trials), means(store, builder=builder), "")
 
 
 def test_a_predicted_run_says_of_each_problem_what_failed(tmp_path: Path) -> None:

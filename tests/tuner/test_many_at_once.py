@@ -13,14 +13,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tuner_fakes import GPU, FakeBench, FakeBuilder, LocalWorker, only_sm80, problem, run
+from tuner_fakes import FakeBench, means, problem, request, run
 
 import flashtune
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import StoreError
 from flashtune.tuned_db.store.store import Store
-from flashtune.tuner.results.budget import Budget
 from flashtune.tuner.run.coordinator import Coordinator
 from flashtune.tuner.trial.outcome import Outcome
 from flashtune.tuner.tune.measured_run import measure_problems
@@ -151,10 +150,7 @@ def test_what_was_measured_is_stored_though_the_lock_was_held_too_long(
 
     monkeypatch.setattr(Coordinator, "finish", released)
     with Store.open(locker.path, timeout=0.2) as store, pytest.raises(StoreError, match=r"locked by another process"):
-        measure_problems(
-            [PROBLEM], GPU, store, [bench], FakeBuilder(), Budget(trials=10), 0, only_sm80, lambda progress: None,
-            hire=LocalWorker,
-        )  # fmt: skip
+        measure_problems(request([PROBLEM], 10), means(store, bench))
     assert len(bench.attempts) >= 4
     assert (len(bench.attempts) == 10) == (stage == "final")
     assert kept(locker.path) == Counter(config for _, config in bench.attempts)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tuner_fakes import FAMILY, GPU, FakeBuilder, only_sm80, problem, run
+from tuner_fakes import FAMILY, GPU, FakeBuilder, means, problem, request, run
 
 from flashtune.cli.common.tables import console, print_report
 from flashtune.codegen.compiler.render import Source
@@ -26,9 +26,8 @@ PROBLEM = problem()
 
 def predict_into(path: Path, problems: list[Problem], budget: Budget, builder: FakeBuilder | None = None) -> Report:
     with Store.open(path) as store:
-        return predict_problems(
-            problems, GPU, store, builder or FakeBuilder(), budget, only_sm80, lambda progress: None, note="not here"
-        )
+        asked = request(problems, budget=budget)
+        return predict_problems(asked, means(store, builder=builder or FakeBuilder()), "not here")
 
 
 def test_predictions_are_ranked_and_nothing_is_called_measured(tmp_path: Path) -> None:
@@ -58,9 +57,7 @@ def test_spills_weigh_more_where_the_model_was_not_fitted(tmp_path: Path, gpu: s
         return Built(digest=source.digest, registers=128, spill_bytes=4 * (seen.index(source.digest) % 2))
 
     with Store.open(tmp_path / "tuned.db") as store:
-        predict_problems(
-            [PROBLEM], chip, store, FakeBuilder(facts), Budget(trials=12), only_sm80, lambda progress: None, note=""
-        )
+        predict_problems(request([PROBLEM], 12), means(store, gpu=chip, builder=FakeBuilder(facts)), "")
         found = store.predictions(problem=PROBLEM, gpu_key=chip.key)
     assert {bool(each.spill_bytes) for each in found} == {False, True}
     times = [each.predicted_us for each in found]
@@ -177,17 +174,8 @@ def test_a_budget_that_listing_used_up_still_compiles_the_defaults(tmp_path: Pat
     problems = [problem(), problem(causal=True), problem(head_dim=128)]
     ticks = iter(range(0, 10**9, 10))
     with Store.open(tmp_path / "tuned.db") as store:
-        report = predict_problems(
-            problems,
-            GPU,
-            store,
-            FakeBuilder(),
-            Budget(seconds=5),
-            only_sm80,
-            lambda progress: None,
-            note="",
-            clock=lambda: float(next(ticks)),
-        )
+        clock = means(store, clock=lambda: float(next(ticks)))
+        report = predict_problems(request(problems, budget=Budget(seconds=5)), clock, "")
         assert len(store.predictions()) == 3
     assert [row.config is not None and row.tried for row in report.rows] == [1, 1, 1]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fake_worker import FakeUnit, LaunchingUnit
-from tuner_fakes import FAMILY, FakeBuilder, only_sm80, problem
+from tuner_fakes import FAMILY, FakeBuilder, means, problem, request
 
 from flashtune.codegen.compiler.nvrtc import Compiled
 from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
@@ -107,9 +107,9 @@ def tune(
         started()
         with Store.open(path) as store:
             return measure_problems(
-                problems, GPU, store, hired.units, builder or FakeBuilder(), parse_budget(budget), 0, only_sm80,
-                progress, hire=hired.hire,
-            )  # fmt: skip
+                request(problems, budget=parse_budget(budget)),
+                means(store, *hired.units, builder=builder or FakeBuilder(), hire=hired.hire, progress=progress),
+            )
     finally:
         hired.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fake_ray import THREE, FakeRay
-from tuner_fakes import FAMILY, FakeBench, FakeBuilder, only_sm80, problem
+from tuner_fakes import FAMILY, FakeBench, FakeBuilder, means, problem, request
 
 from flashtune.codegen.compiler.nvrtc import Compiled
 from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
@@ -22,7 +22,6 @@ from flashtune.tuner.cluster.ray_actor import Host, RayUnit
 from flashtune.tuner.cluster.ray_crew import Crew
 from flashtune.tuner.cluster.ray_worker import ended, launched
 from flashtune.tuner.processes.compile_pool import Built
-from flashtune.tuner.results.budget import Budget
 from flashtune.tuner.results.report import Report
 from flashtune.tuner.search.space import make_space
 from flashtune.tuner.tune import session
@@ -53,10 +52,8 @@ def tune(ray: FakeRay, place: Place, path: Path, seqlens: list[int], trials: int
     try:
         crew.start()
         with Store.open(path) as store:
-            return measure_problems(
-                [problem(each) for each in seqlens], GPU, store, crew.units, FakeBuilder(), Budget(trials=trials), 0,
-                only_sm80, lambda progress: None, hire=crew.hire,
-            )  # fmt: skip
+            problems = [problem(each) for each in seqlens]
+            return measure_problems(request(problems, trials), means(store, *crew.units, hire=crew.hire))
     finally:
         crew.close()
         assert not [each for node in ray.all for each in node.actors]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, only_sm80, problem
+from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, means, only_sm80, problem, request
 
 from flashtune.codegen.families.registry import unusable
 from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
@@ -25,7 +25,6 @@ from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.commands.one_config import shared_config
 from flashtune.tuner.commands.verify import verify_claims, winners
 from flashtune.tuner.processes.compile_pool import Built
-from flashtune.tuner.results.budget import Budget
 from flashtune.tuner.results.rows import incumbent, known, known_builds
 from flashtune.tuner.run.finals import _had_final
 from flashtune.tuner.run.verdict import verdict
@@ -41,9 +40,9 @@ def predicted(
     path: Path, gpu: Gpu, trials: int, problems: Sequence[Problem] = PROBLEMS, builder: FakeBuilder | None = None
 ) -> list[tuple[Any, ...]]:
     """What a run without the GPU says of each problem."""
-    budget, made = Budget(trials=trials), builder or FakeBuilder()
     with Store.open(path) as store:
-        report = predict_problems(problems, gpu, store, made, budget, only_sm80, lambda progress: None, note="")
+        have = means(store, gpu=gpu, builder=builder or FakeBuilder())
+        report = predict_problems(request(problems, trials), have, "")
     return [(row.config, row.seconds, row.next_best, row.tried, row.known) for row in report.rows]
 
 
@@ -114,10 +113,7 @@ def both(alone: Path, beside: Path, tmp_path: Path) -> list[Path]:
 
 def verified(path: Path) -> list[tuple[Any, ...]]:
     with Store.open(path) as store:
-        found = verify_claims(
-            winners(path, GPU, 20, 0), GPU, store, [FakeBench()], FakeBuilder(), 0, lambda _: None,
-            hire=LocalWorker,
-        )  # fmt: skip
+        found = verify_claims(winners(path, GPU, 20, 0), means(store, FakeBench()))
     return sorted((str(each.stored.problem), each.stored.config.key, each.word, each.level) for each in found.rows)
 
 

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, LocalWorker, ShutBench, problem, run, slower
+from tuner_fakes import (
+    FAMILY,
+    GPU,
+    PROBLEMS,
+    FakeBench,
+    ShutBench,
+    means,
+    problem,
+    run,
+    slower,
+)
 
 from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.plan.config import Config
@@ -35,7 +45,7 @@ def verified(path: Path, *benches: FakeBench, sample: int = 20, seed: int = 0, w
     found = winners(path, GPU, sample, seed, wanted)
     with Store.open(path) as store:
         units = benches or (FakeBench(unit="GPU-other"),)
-        return verify_claims(found, GPU, store, units, FakeBuilder(), seed, lambda _: None, hire=LocalWorker)
+        return verify_claims(found, means(store, *units, seed=seed))
 
 
 def rows_of(path: Path, session: str) -> list[Measurement]:

@@ -23,9 +23,8 @@ from flashtune.tuned_db.records.measurement import new_id
 from flashtune.tuned_db.sharing.merge import add_database
 from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.commands import again
-from flashtune.tuner.commands import recheck as recheck_module
-from flashtune.tuner.commands import verify as verify_module
 from flashtune.tuner.commands.verify import verify
+from flashtune.tuner.run.run import Means
 from flashtune.tuner.trial.outcome import DeviceLostError, Outcome
 from flashtune.tuner.tune import session as session_module
 
@@ -61,8 +60,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> type[Unit]:
     monkeypatch.setattr(session_module, "unit_uuid", lambda index: "GPU-other")
     monkeypatch.setattr(session_module, "CudaUnit", Unit)
     monkeypatch.setattr(again, "ProcessBuilder", lambda arch, workers: FakeBuilder())
-    for module, name in ((verify_module, "verify_claims"), (recheck_module, "try_failures")):
-        monkeypatch.setattr(module, name, functools.partial(getattr(module, name), hire=LocalWorker))
+    monkeypatch.setattr(again, "Means", functools.partial(Means, hire=LocalWorker))
     monkeypatch.setattr(Unit, "bench", FakeBench(unit="GPU-other"), raising=False)
     return Unit
 

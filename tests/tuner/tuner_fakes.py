@@ -21,13 +21,15 @@ from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.processes.compile_pool import Built
 from flashtune.tuner.results.budget import Budget
 from flashtune.tuner.results.report import Progress, Report
+from flashtune.tuner.run.run import Means
 from flashtune.tuner.search.strategy import DEFAULT_SAMPLER, strategy
 from flashtune.tuner.trial.intervals import paired
 from flashtune.tuner.trial.outcome import DeviceLostError, Evidence, Outcome, judge_resources
 from flashtune.tuner.trial.sensors import Readings
 from flashtune.tuner.trial.timing import Timing
 from flashtune.tuner.tune.measured_run import measure_problems
-from flashtune.tuner.workers.process_worker import Lost, Ready, Request, answer
+from flashtune.tuner.tune.request import TuneRequest
+from flashtune.tuner.workers.process_worker import Lost, Ready, Request, Unit, answer
 
 GPU = gpu_by_alias("a100")
 READINGS = Readings(clock_mhz=1980.0, power_w=612.5, temperature_c=61.0, throttle="power_cap", contended=False)
@@ -229,6 +231,19 @@ class LocalWorker:
         return "was closed" if self._answers.closed else ""
 
 
+def request(
+    problems: Sequence[Problem], trials: int | None = None, *, budget: Budget | None = None, **more: Any
+) -> TuneRequest:
+    """For configs of `FAMILY`: so many trials, or another budget."""
+    limit = budget or Budget(trials=trials)
+    return TuneRequest(problems=problems, budget=limit, families=more.pop("families", only_sm80), **more)
+
+
+def means(store: Store, *units: Unit, **more: Any) -> Means:
+    """Of a fake compiler, and workers in this process."""
+    return Means(**{"gpu": GPU, "store": store, "units": units, "builder": FakeBuilder(), "hire": LocalWorker} | more)
+
+
 def run(
     path: Path,
     problems: Sequence[Problem],
@@ -244,19 +259,10 @@ def run(
 ) -> Report:
     """A measured run of ``trials`` trials into the database at ``path``."""
     with Store.open(path) as store:
+        units = benches or [bench or FakeBench()]
         return measure_problems(
-            problems,
-            GPU,
-            store,
-            benches or [bench or FakeBench()],
-            builder or FakeBuilder(),
-            Budget(trials=trials),
-            seed,
-            only_sm80,
-            progress,
-            hire=LocalWorker,
-            chosen=strategy(sampler),
-            first=first,
+            request(problems, trials, strategy=strategy(sampler), first=first),
+            means(store, *units, builder=builder or FakeBuilder(), seed=seed, progress=progress),
         )
 
 

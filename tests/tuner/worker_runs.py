@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fake_worker import FakeUnit, Line
 from processes import alive
-from tuner_fakes import GPU, FakeBuilder, only_sm80
+from tuner_fakes import means, request
 
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
@@ -19,6 +19,7 @@ from flashtune.tuner.results.budget import Budget, parse_budget
 from flashtune.tuner.results.report import Report
 from flashtune.tuner.results.rows import SETTLED
 from flashtune.tuner.tune.measured_run import measure_problems
+from flashtune.tuner.workers.process_worker import ProcessWorker
 
 
 def tune(
@@ -30,9 +31,8 @@ def tune(
 ) -> Report:
     with Store.open(path) as store:
         return measure_problems(
-            problems, GPU, store, units, FakeBuilder(), parse_budget(budget), 0, only_sm80, lambda progress: None,
-            clock=clock,
-        )  # fmt: skip
+            request(problems, budget=parse_budget(budget)), means(store, *units, hire=ProcessWorker, clock=clock)
+        )
 
 
 def stored(path: Path, **wanted: str) -> list[Measurement]:

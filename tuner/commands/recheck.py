@@ -7,7 +7,6 @@ later outvotes it. So where it can't be reproduced people decide whether to take
 from __future__ import annotations
 
 import random
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,12 +23,11 @@ from flashtune.files import shown_path
 from flashtune.tuned_db.lookup.lookup import source_digest
 from flashtune.tuned_db.records.measurement import Measurement, Variant
 from flashtune.tuned_db.store.store import Store
-from flashtune.tuner.processes.compile_pool import Builder
 from flashtune.tuner.results.report import Progress
+from flashtune.tuner.run.run import Means, Ran
 from flashtune.tuner.search.problem_search import ProblemSearch
-from flashtune.tuner.workers.process_worker import ProcessWorker, Unit, Worker
 
-from .again import Ran, at_hand, failure_text, try_again
+from .again import at_hand, failure_text, try_again
 from .verify import SAMPLE
 
 Word = Literal["wrong here too", "right here", "could not be run"]
@@ -87,8 +85,8 @@ def recheck(
     place = at_hand(gpu, devices, database, sample=sample, seed=seed)
     progress(Progress(0.0, f"choosing failures of {shown_path(place.path)}", gpu=str(place.gpu)))
     said = failures(place.path, place.gpu, sample, seed, problem)
-    with place.opened() as (store, builder):
-        return try_failures(said, place.gpu, store, place.units, builder, seed, progress)
+    with place.means(seed, progress) as means:
+        return try_failures(said, means)
 
 
 def failures(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | None = None) -> list[Said]:
@@ -111,32 +109,22 @@ def failures(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | No
     ]
 
 
-def try_failures(
-    said: Sequence[Said],
-    gpu: Gpu,
-    store: Store,
-    units: Sequence[Unit],
-    builder: Builder,
-    seed: int,
-    progress: Callable[[Progress], None],
-    clock: Callable[[], float] = time.monotonic,
-    hire: Callable[[Unit], Worker] = ProcessWorker,
-) -> Recheck:
-    """Tries ``said`` on ``units``, each of which is a ``gpu``, into ``store``; ends as `verify_claims` does."""
+def try_failures(said: Sequence[Said], means: Means) -> Recheck:
+    """Tries ``said`` with ``means``, into its database; ends as `verify_claims` does."""
     configs: dict[Problem, list[Config]] = defaultdict(list)
     for each in said:
         configs[each.problem].append(each.config)
     searches = {
-        problem: ProblemSearch(problem, [], default_config(problem, gpu), {}, [], seed, given=given)
+        problem: ProblemSearch(problem, [], default_config(problem, means.gpu), {}, [], means.seed, given=given)
         for problem, given in configs.items()
     }
-    ran = try_again(list(searches.values()), gpu, store, units, builder, seed, progress, clock, hire)
-    here = store.measurements(session=ran.session)
+    ran = try_again(list(searches.values()), means)
+    here = means.store.measurements(session=ran.session)
     return Recheck(
-        gpu=gpu,
+        gpu=means.gpu,
         rows=tuple(_judged(each, searches[each.problem], here, ran) for each in said),
         ran=ran,
-        arrivals=store.arrivals_of([row.id for each in said for row in each.rows]),
+        arrivals=means.store.arrivals_of([row.id for each in said for row in each.rows]),
     )
 
 

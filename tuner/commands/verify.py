@@ -8,7 +8,6 @@ candidate, then they meet in a final. Its rows are ordinary measurements of a ne
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,12 +25,11 @@ from flashtune.tuned_db.lookup.lookup import find, source_digest
 from flashtune.tuned_db.policy.trust import Claim, claim_of, defaults, trust_of
 from flashtune.tuned_db.records.measurement import REJECTING, SLOWDOWNS, THROTTLES, Choice, Measurement, Variant
 from flashtune.tuned_db.store.store import Store
-from flashtune.tuner.processes.compile_pool import Builder
 from flashtune.tuner.results.report import Progress
+from flashtune.tuner.run.run import Means, Ran
 from flashtune.tuner.search.problem_search import ProblemSearch
-from flashtune.tuner.workers.process_worker import ProcessWorker, Unit, Worker
 
-from .again import Ran, at_hand, failure_text, try_again
+from .again import at_hand, failure_text, try_again
 
 SAMPLE = 20
 """Winners that are timed: about a minute. Where one in eight doesn't hold, a sample of 20 shows it with 93 %."""
@@ -110,8 +108,8 @@ def verify(
     place = at_hand(gpu, devices, database, sample=sample, seed=seed)
     progress(Progress(0.0, f"choosing winners of {shown_path(place.path)}", gpu=str(place.gpu)))
     stored = winners(place.path, place.gpu, sample, seed, problem)
-    with place.opened() as (store, builder):
-        return verify_claims(stored, place.gpu, store, place.units, builder, seed, progress)
+    with place.means(seed, progress) as means:
+        return verify_claims(stored, means)
 
 
 def winners(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | None = None) -> list[Stored]:
@@ -134,26 +132,18 @@ def winners(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | Non
     return found
 
 
-def verify_claims(
-    stored: Sequence[Stored],
-    gpu: Gpu,
-    store: Store,
-    units: Sequence[Unit],
-    builder: Builder,
-    seed: int,
-    progress: Callable[[Progress], None],
-    clock: Callable[[], float] = time.monotonic,
-    hire: Callable[[Unit], Worker] = ProcessWorker,
-) -> Verification:
-    """Times ``stored`` on ``units``, each of which is a ``gpu``, into ``store``.
+def verify_claims(stored: Sequence[Stored], means: Means) -> Verification:
+    """Times ``stored`` with ``means``, into its database.
 
     Ends early, with what is known, on Ctrl-C, or when no device can have a worker any more.
     """
-    searches = [ProblemSearch(each.problem, [], each.default, {}, [], seed, previous=each.config) for each in stored]
-    ran = try_again(searches, gpu, store, units, builder, seed, progress, clock, hire)
-    rows = (_judged(each, search, store, gpu, ran) for each, search in zip(stored, searches, strict=True))
+    searches = [
+        ProblemSearch(each.problem, [], each.default, {}, [], means.seed, previous=each.config) for each in stored
+    ]
+    ran = try_again(searches, means)
+    rows = (_judged(each, search, means, ran) for each, search in zip(stored, searches, strict=True))
     return Verification(
-        gpu=gpu,
+        gpu=means.gpu,
         rows=tuple(rows),
         session=ran.session,
         seconds=ran.seconds,
@@ -197,8 +187,8 @@ def _same_default(store: Store, choice: Choice, default: Config, gpu: Gpu) -> bo
     return None in known or today in known
 
 
-def _judged(stored: Stored, search: ProblemSearch, store: Store, gpu: Gpu, ran: Ran) -> Verified:
-    rows = store.measurements(problem=stored.problem, gpu_key=gpu.key)
+def _judged(stored: Stored, search: ProblemSearch, means: Means, ran: Ran) -> Verified:
+    rows = means.store.measurements(problem=stored.problem, gpu_key=means.gpu.key)
     trust = trust_of(rows, stored.variant)
     said = partial(Verified, stored=stored, level=trust.level if trust else stored.level)
     here = [each for each in rows if each.session == ran.session]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -22,12 +21,15 @@ from flashtune.tuned_db.records.measurement import Prediction, new_id, now
 from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.processes.compile_pool import Builder, Built, wait_for_any
 from flashtune.tuner.processes.process import RunEndedError
-from flashtune.tuner.results.budget import Budget, Meter
+from flashtune.tuner.results.budget import Meter
 from flashtune.tuner.results.report import Progress, Report, Row
 from flashtune.tuner.results.rows import known_builds, own_version
+from flashtune.tuner.run.run import Means
 from flashtune.tuner.search.space import Rejected, make_space
 from flashtune.tuner.trial.failures import commonest
 from flashtune.tuner.trial.outcome import Outcome, judge_resources
+
+from .request import TuneRequest
 
 COMPILED_CONFIGS = 32
 """Most configs compiled per spec: beyond these the model's ranking is not worth a compile."""
@@ -63,24 +65,15 @@ class _Group:
         self.candidates = list(dict.fromkeys([*self.defaults.values(), *order]))[:COMPILED_CONFIGS]
 
 
-def predict_problems(
-    problems: Sequence[Problem],
-    gpu: Gpu,
-    store: Store,
-    builder: Builder,
-    budget: Budget,
-    families: Callable[[Problem], Sequence[AnyFamily]],
-    progress: Callable[[Progress], None],
-    *,
-    note: str,
-    clock: Callable[[], float] = time.monotonic,
-) -> Report:
-    """Predicts for ``problems`` on ``gpu`` and stores the rankings.
+def predict_problems(request: TuneRequest, means: Means, note: str) -> Report:
+    """Predicts for the problems of ``request`` on the GPU model of ``means``, and stores the rankings. ``note``: why.
 
     Ctrl-C ends the compiling early, and so does it where no process can be had any more that compiles: what was
     compiled is ranked. A time budget that is used up still leaves the default of each problem to be compiled.
     """
-    meter = Meter(budget, clock)
+    problems, families, gpu = request.problems, request.families, means.gpu
+    store, progress = means.store, means.progress
+    meter = Meter(request.budget, means.clock)
     groups: list[_Group] = []
     interrupted, stopped = False, ""
     try:
@@ -90,7 +83,7 @@ def predict_problems(
         for (spec, _), members in alike.items():
             progress(Progress(0.0, f"{spec}: listing configs"))
             groups.append(_Group(members, gpu, families(members[0])))
-        _compile(groups, gpu, builder, meter, progress)
+        _compile(groups, gpu, means.builder, meter, progress)
     except KeyboardInterrupt:
         interrupted = True
     except RunEndedError as error:

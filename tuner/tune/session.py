@@ -21,6 +21,7 @@ from flashtune.tuner.cluster.ray_cluster import asked_of_ray
 from flashtune.tuner.processes.compile_pool import ProcessBuilder, spare_workers
 from flashtune.tuner.results.budget import Budget, parse_budget
 from flashtune.tuner.results.report import Progress, Report
+from flashtune.tuner.run.run import Means
 from flashtune.tuner.search.strategy import DEFAULT_SAMPLER, strategy
 from flashtune.tuner.workers.cuda_device import CudaUnit, is_open
 from flashtune.tuner.workers.process_worker import ProcessWorker, Unit, Worker
@@ -28,6 +29,7 @@ from flashtune.values import shown
 
 from .measured_run import measure_problems
 from .predicted_run import predict_problems
+from .request import TuneRequest
 
 Mode = Literal["auto", "measure", "predict"]
 DEFAULT_BUDGET = "120s"
@@ -79,9 +81,13 @@ def tune(
     _check_first(first, wanted, target, families)
     report = progress or (lambda _: None)
 
-    def served_by(problem: Problem) -> list[AnyFamily]:
-        return eligible(problem, target, families)
-
+    request = TuneRequest(
+        problems=wanted,
+        budget=limit,
+        families=lambda problem: eligible(problem, target, families),
+        strategy=chosen,
+        first=first,
+    )
     with ExitStack() as stack:
         units: Sequence[Unit] = local
         hire: Callable[[Unit], Worker] = ProcessWorker
@@ -95,12 +101,8 @@ def tune(
         store = stack.enter_context(Store.open(settings.database_path() if database is None else database))
         builder = ProcessBuilder(target.arch, spare_workers(busy))
         stack.callback(builder.close)
-        if not units:
-            return predict_problems(wanted, target, store, builder, limit, served_by, report, note=reason)
-        return measure_problems(
-            wanted, target, store, units, builder, limit, seed, served_by, report,
-            hire=hire, chosen=chosen, first=first,
-        )  # fmt: skip
+        means = Means(gpu=target, units=units, store=store, builder=builder, hire=hire, seed=seed, progress=report)
+        return measure_problems(request, means) if units else predict_problems(request, means, reason)
 
 
 def locate(

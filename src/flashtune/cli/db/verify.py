@@ -17,10 +17,10 @@ from .forget import way_out
 
 if TYPE_CHECKING:
     from flashtune.tuned_db.policy.trust import Claim
-    from flashtune.tuner.commands.again import Ran
     from flashtune.tuner.commands.recheck import Recheck
     from flashtune.tuner.commands.verify import Verification, Verified
     from flashtune.tuner.results.report import Progress
+    from flashtune.tuner.run.run import Ran
 
 
 @click.command()
