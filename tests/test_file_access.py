@@ -65,7 +65,9 @@ ALLOWED: dict[str, dict[str, str]] = {
         "open": "a new file, in a private folder or under a random name",
         "os.open": "the same",
         ".open": "a copy of its own, to be put on the disk",
-        "tempfile.mkdtemp": "private copies of databases",
+    },
+    "tuned_db/backends/sqlite/private_copy.py": {
+        "tempfile.mkdtemp": "copies of databases",
         "shutil.rmtree": "their removal",
     },
     "tuned_db/backends/sqlite/disks.py": {".read_text": "/proc"},

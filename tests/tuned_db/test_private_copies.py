@@ -20,9 +20,9 @@ import pytest
 from folders import names, snapshot
 
 from flashtune.errors import DatabaseDamaged, StoreError
-from flashtune.tuned_db.backends.sqlite import copying, locks
-from flashtune.tuned_db.backends.sqlite.copying import PrivateCopy
+from flashtune.tuned_db.backends.sqlite import copying, locks, private_copy
 from flashtune.tuned_db.backends.sqlite.files import is_database, read_header
+from flashtune.tuned_db.backends.sqlite.private_copy import PrivateCopy
 from flashtune.tuned_db.store.store import Store
 
 Make = Callable[..., Any]
@@ -131,6 +131,32 @@ class TestCopies:
         assert target.read_bytes() == source.read_bytes()
         with open(source, "rb") as file, open(target, "rb") as copy:
             assert pieces(copy) == pieces(file)
+
+    def test_those_of_killed_processes_are_removed(
+        self, store: Store, path: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A process that is killed can't. They are removed an hour later, by whoever makes the next one."""
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        folders = {
+            "of one that was killed": f"flashtune-{gone.pid}-abcdefgh",
+            "of one that was killed just now": f"flashtune-{gone.pid}-ijklmnop",
+            "of one that lives": f"flashtune-{os.getpid()}-abcdefgh",
+            "of something else": "flashtune-emulator-abcdefgh",
+        }
+        for what, name in folders.items():
+            (private / name).mkdir()
+            (private / name / "copy.db").touch()
+            if "just now" not in what:
+                os.utime(private / name, (0, 0))
+        (private / "mine").mkdir()
+        (private / f"flashtune-{gone.pid}-aslink").symlink_to(private / "mine")
+        private_copy._remove_abandoned.cache_clear()
+        copy = PrivateCopy(path, 5.0)
+        assert set(names(private)) == {
+            *list(folders.values())[1:], "mine", f"flashtune-{gone.pid}-aslink", copy.path.parent.name
+        }  # fmt: skip
+        copy.close()
 
     def test_one_that_takes_too_long_is_given_up(self, store: Store, path: Path, private: Path) -> None:
         """A look-up has two seconds."""

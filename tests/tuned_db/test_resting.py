@@ -18,6 +18,7 @@ import pytest
 
 from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, StoreError
+from flashtune.tuned_db.backends.sqlite.files import replaceable
 from flashtune.tuned_db.lookup import kept_connection
 from flashtune.tuned_db.lookup.kept_connection import look_up
 from flashtune.tuned_db.lookup.lookup import find
@@ -155,6 +156,46 @@ def test_without_a_log_a_file_is_read_in_its_place(
         assert seen(path) == made, "who has begun to write is not waited for"
     assert opened == [False, False]
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777], ids=oct)
+def test_where_others_can_replace_a_file_it_is_opened_by_no_name(
+    path: Path, store: Store, rested: set[str], monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    """SQLite opens a name, and waits for ever, whatever is typed, where a pipe has it by then."""
+    folder = path.parent / "shared"
+    folder.mkdir()
+    shared = Path(shutil.copy(path, folder))
+    folder.chmod(mode)
+    rest(shared)
+    look = kept_connection.read_header
+
+    def exchanged(given: Path) -> object:
+        found = look(given)
+        if not mode & 0o1000:  # in a sticky folder nobody else can
+            given.unlink()
+            os.mkfifo(given)
+        return found
+
+    monkeypatch.setattr(kept_connection, "read_header", exchanged)
+    if mode & 0o1000:
+        assert seen(shared) == rested
+    else:
+        with pytest.raises(DatabaseDamaged, match="is a pipe"):
+            seen(shared)
+
+
+def test_who_can_replace_a_file(path: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not replaceable(path)
+    assert replaceable(path.with_name("none.db"))
+    path.chmod(0o666)
+    assert not replaceable(path), "what is written to a file is another thing"
+    tmp_path.chmod(0o770)
+    assert replaceable(path)
+    tmp_path.chmod(0o1770)
+    assert not replaceable(path)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert replaceable(path) == (os.getuid() != 0), "root may replace anything, and is trusted"
 
 
 @pytest.mark.parametrize("how", ["moved", "copied", "linked"])

@@ -6,7 +6,7 @@ when the connection was made, before an answer or after it, both are dropped, an
 one on a network mount, whose times may be old; which those are is known on Linux only.
 
 No look-up writes anything. SQLite reads no log without making and writing files beside it, so a database that has one,
-or may get one, is read from a private copy.
+or may get one, is read from a private copy. So is one that others may replace while it is opened.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sqlalchemy import Connection
 from flashtune.errors import StoreError
 from flashtune.files import shown_path
 from flashtune.tuned_db.backends.sqlite.connections import connection_to, raw
-from flashtune.tuned_db.backends.sqlite.copying import PrivateCopy
 from flashtune.tuned_db.backends.sqlite.disks import on_network
 from flashtune.tuned_db.backends.sqlite.failures import sqlite_failures
-from flashtune.tuned_db.backends.sqlite.files import look_beside, read_header
+from flashtune.tuned_db.backends.sqlite.files import look_beside, read_header, replaceable
 from flashtune.tuned_db.backends.sqlite.opening import File, path_of_file
+from flashtune.tuned_db.backends.sqlite.private_copy import PrivateCopy
 from flashtune.tuned_db.store.store import Store
 
 _log = logging.getLogger("flashtune")
@@ -152,7 +152,7 @@ def _open(asked: _Asked, state: State | None) -> _View:
     """With the state of a file at rest to be kept, else to be asked once."""
     beside, header = look_beside(asked.real), read_header(asked.given)
     copy = None
-    if beside.log or (header.wal and state is None):
+    if beside.log or (header.wal and state is None) or replaceable(asked.real):
         left = max(0.0, asked.deadline - time.monotonic())
         copy = PrivateCopy(asked.given, asked.timeout, check=False, within=left)
     path, still = (asked.real, state is not None) if copy is None else (copy.path, True)

@@ -19,11 +19,12 @@ from flashtune.codegen.problem.problem import Spec
 from flashtune.errors import DatabaseNotWritable, InvalidInput, UnsupportedProblem
 from flashtune.files import shown_path
 from flashtune.tuned_db.backends.sqlite.connections import connect
-from flashtune.tuned_db.backends.sqlite.copying import PrivateCopy, copied, leftovers, name_copy
+from flashtune.tuned_db.backends.sqlite.copying import copied, leftovers, name_copy
 from flashtune.tuned_db.backends.sqlite.disks import check_writable, on_network
 from flashtune.tuned_db.backends.sqlite.failures import code_of, sqlite_failures
 from flashtune.tuned_db.backends.sqlite.files import read_header
 from flashtune.tuned_db.backends.sqlite.opening import Upgraded, recover, upgrade_database
+from flashtune.tuned_db.backends.sqlite.private_copy import PrivateCopy
 from flashtune.tuned_db.lookup.lookup import find_in, source_digest
 from flashtune.tuned_db.lookup.sources import bundled
 from flashtune.tuned_db.records.dates import latest

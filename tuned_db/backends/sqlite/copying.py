@@ -1,8 +1,7 @@
 """Copies of a database that others may write meanwhile: of one moment, whole, and made by reading alone.
 
-What only reads a database reads a copy in a folder of its own (`PrivateCopy`), so SQLite never opens a file of somebody
-else that it might change, or one beside it. Copies for others are whole, checked and on the disk before they have their
-names.
+The database and its log are read by their descriptors. Copies for others are whole, checked and on the disk before they
+have their names; those that one process makes for itself are in `private_copy.py`.
 """
 
 from __future__ import annotations
@@ -11,12 +10,9 @@ import errno
 import math
 import os
 import re
-import shutil
 import sqlite3
 import stat
-import tempfile
 import time
-import weakref
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -47,40 +43,6 @@ _HEADER, _LOG_HEADER, _PIECE = 100, 32, 2**20
 _NO_ROOM = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_TRUNCATE)
 _PAUSE, _MOMENT = 0.02, 0.5
 """Seconds between two attempts, and those in which a journal may go whose writer has just ended."""
-
-
-class PrivateCopy:
-    """A copy for this process alone, in one file without a log, removed when it is closed or forgotten."""
-
-    def __init__(self, path: Path, timeout: float, *, check: bool = True, within: float = math.inf) -> None:
-        """Of the database at ``path``, as it is now; waits ``timeout`` seconds for whoever writes it. With ``check``
-        raises `DatabaseDamaged` where any page is not sound. Takes at most ``within`` seconds, else `StoreError`."""
-        try:
-            folder = tempfile.mkdtemp(prefix="flashtune-")
-        except OSError as error:
-            raise _no_private_place(path, error) from error
-        self.path = Path(os.path.realpath(folder)) / "copy.db"
-        self.close = weakref.finalize(self, _remove, folder, os.getpid())
-        try:
-            copy_database(path, self.path, timeout, fold=False, check=check, within=within)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                raise _no_private_place(path, error) from error
-            raise
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # not in a child that was forked
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _no_private_place(path: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"{shown_database(path)} is read from a private copy, which can't be made in "
-        f"{shown_path(tempfile.gettempdir())}: {error.strerror or error}. "
-        "Make room there, or name another folder with TMPDIR"
-    )
 
 
 @contextmanager

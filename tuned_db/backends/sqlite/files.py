@@ -37,6 +37,26 @@ def shown_database(path: Path) -> str:
     return f"tuning database {shown_path(path)}"
 
 
+def replaceable(real: Path) -> bool:
+    """Whether anyone but this user and root may put something else at ``real``, which is no link and has none in it.
+
+    SQLite opens a file by its name, and waits for ever where a pipe has it by then.
+    """
+    if not hasattr(os, "geteuid"):
+        return False
+    trusted = (0, os.geteuid())
+    try:
+        entry = os.lstat(real)
+        for folder in map(os.lstat, real.parents):
+            kept = folder.st_mode & stat.S_ISVTX and entry.st_uid in trusted
+            if folder.st_uid not in trusted or (folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not kept):
+                return True
+            entry = folder
+    except OSError:  # who opens it says why
+        return True
+    return False
+
+
 def read_header(path: Path) -> Header:
     """The header of ``path``. Reads 100 bytes and changes nothing.
 

@@ -22,10 +22,11 @@ from flashtune.tuned_db.records.measurement import new_id
 from flashtune.tuned_db.schema.version import SCHEMA_VERSION
 
 from .connections import Mode, connect, connection_to, raw
-from .copying import PrivateCopy, copied, name_copy, same_pages
+from .copying import copied, name_copy, same_pages
 from .disks import check_writable, not_writable, on_network, publish
 from .failures import sqlite_failures
 from .files import SIDE_FILES, WAY_OUT, check_schema, look_beside, read_header, shown_database
+from .private_copy import PrivateCopy
 
 _log = logging.getLogger("flashtune")
 
