@@ -25,16 +25,16 @@ COLD_PROCESSES = 3
 CHILD = """
 import importlib, pkgutil, sys, time
 import cupy, numpy, sqlalchemy
-import flashtune, flashtune.codegen.families, flashtune.tuned_db
-for package in (flashtune, flashtune.codegen, flashtune.codegen.families, flashtune.tuned_db):
-    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        if module.name.endswith("__main__"):
-            continue
-        try:
-            importlib.import_module(module.name)
-        except ModuleNotFoundError as error:  # what talks to a team database needs an extra
-            if error.name != "psycopg":
-                raise
+import flashtune
+USED = tuple(f"flashtune.{part}" for part in ("call", "codegen", "templates", "tuned_db"))
+for module in pkgutil.walk_packages(flashtune.__path__, "flashtune."):
+    if module.name.endswith("__main__") or ".migrations" in module.name or not module.name.startswith(USED):
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:  # what talks to a team database needs an extra
+        if error.name != "psycopg":
+            raise
 head_dim, causal = int(sys.argv[1]), sys.argv[2] == "causal"
 q = cupy.asarray(numpy.random.default_rng(0).standard_normal((1, 1024, 8, head_dim)).astype(numpy.float16))
 cupy.cuda.runtime.deviceSynchronize()
