@@ -43,7 +43,7 @@ _ALIGNED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class Pointer:
     """Where in the parameters an address stands: that of what lies ``element`` bytes beyond element (0, 0, ...)."""
 
     place: int
@@ -55,7 +55,7 @@ class Placed:
     """A tensor of a launch. Element (0, 0, ...) lies ``beyond`` bytes behind a multiple of 256."""
 
     tensor: Tensor
-    addresses: tuple[Address, ...]
+    addresses: tuple[Pointer, ...]
     beyond: int = 0
 
 
@@ -160,7 +160,7 @@ def check_options(seed: int, processes: int, timeout: int) -> None:
 def pack_parameters(arguments: Sequence[Argument]) -> tuple[bytes, list[Placed]]:
     """``arguments`` as CUDA lays them out, each on a multiple of its alignment, and where addresses go."""
     params = bytearray()
-    tensors: dict[str, tuple[Tensor, list[Address]]] = {}
+    tensors: dict[str, tuple[Tensor, list[Pointer]]] = {}
     for argument in arguments:
         if isinstance(argument, np.generic):
             alignment, packed = argument.itemsize, argument.tobytes()
@@ -171,9 +171,9 @@ def pack_parameters(arguments: Sequence[Argument]) -> tuple[bytes, list[Placed]]
             assert len(packed) == MAP_BYTES
         params.extend(bytes(-len(params) % alignment))
         if isinstance(argument, Tensor):
-            tensors.setdefault(argument.name, (argument, []))[1].append(Address(len(params)))
+            tensors.setdefault(argument.name, (argument, []))[1].append(Pointer(len(params)))
         elif isinstance(argument, Mapped):
-            address = Address(len(params) + MAP_ADDRESS, argument.map.address)
+            address = Pointer(len(params) + MAP_ADDRESS, argument.map.address)
             tensors.setdefault(argument.tensor.name, (argument.tensor, []))[1].append(address)
         params.extend(packed)
     return bytes(params), [Placed(tensor, tuple(addresses)) for tensor, addresses in tensors.values()]

@@ -17,7 +17,7 @@ from flashtune.codegen.plan.plan import POINTERS, describe_map, pack_arguments
 from flashtune.codegen.problem.problem import Problem
 
 from .build import build_kernel
-from .job import MAP_ALIGNMENT, Address, Launch, Placed, check_options
+from .job import MAP_ALIGNMENT, Launch, Placed, Pointer, check_options
 from .source import host_source
 from .tensors import (
     MAP_ADDRESS,
@@ -98,11 +98,11 @@ def emulate(
     program = build_kernel(host_source(kind, problem.spec, config, templates))
     built = time.perf_counter()
     params = bytes(POINTERS.size) + arguments
-    addresses = {name: [Address(index * 8)] for index, name in enumerate(POINTER_NAMES)}
+    addresses = {name: [Pointer(index * 8)] for index, name in enumerate(POINTER_NAMES)}
     if kernel.boxes:
         params += bytes(-len(params) % MAP_ALIGNMENT)
     for box in kernel.boxes:
-        addresses[box.tensor].append(Address(len(params) + MAP_ADDRESS))
+        addresses[box.tensor].append(Pointer(len(params) + MAP_ADDRESS))
         params += encode_for_emulator(describe_map(box, problem, strides, 0))
     placed = [Placed(tensor, tuple(addresses[tensor.name]), _beyond(tensor, problem)) for tensor in tensors]
     launch = Launch(kernel.grid, kernel.threads, kernel.shared_memory, params, placed)

@@ -23,7 +23,7 @@ from test_import_direction import own_files
 from flashtune.cli.common.output import safe
 from flashtune.codegen.families.model import default_config
 from flashtune.tuner.results.report import Row
-from flashtune.tuner.trial.failures import Failure
+from flashtune.tuner.trial.failures import CommonFailure
 from flashtune.tuner.tune import session
 
 MARKUP = "[/] [red]r[/red] [link=evil]l[/link] [with T = float] [bold :smile: \\[x]"
@@ -94,7 +94,7 @@ def test_what_an_error_quotes_is_no_markup(marked: Path, which: str) -> None:
 
 def test_reasons_and_compiler_messages_are_no_markup(marked: Path, tuner: Tuner) -> None:
     """M1: in each part of a report."""
-    failure = Failure(status="compile_error", count=3, message=f"first {MARKUP}", source=f"/kept/{MARKUP}.cu")
+    failure = CommonFailure(status="compile_error", count=3, message=f"first {MARKUP}", source=f"/kept/{MARKUP}.cu")
     rows = (
         Row(problem=ONE, config=default_config(ONE, H100), seconds=1e-3, why=f"why {MARKUP}", tried=3),
         Row(problem=replace(ONE, batch=2), why=f"why not {MARKUP}", tried=3, failure=failure),

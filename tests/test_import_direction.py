@@ -201,3 +201,13 @@ def test_the_checks_see_what_they_look_for(tmp_path: Path, monkeypatch: pytest.M
     )
     assert [target_room(each) for each in reached] == ["tuner/run", "ground", None, "cli", "codegen"]
     assert [target_room(each) for each in ("flashtune.tuner", "flashtune.api.tune")] == ["tuner", "face"]
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A name that two things have needs a second look wherever it is read."""
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(name(path))
+    assert {each: paths for each, paths in found.items() if len(paths) > 1} == {}

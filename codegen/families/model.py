@@ -97,7 +97,7 @@ CONSTANTS = Constants(
 """The fit to all groups in benchmarks/results/model_fit.json; a test compares them."""
 
 
-class Facts(Protocol):
+class CompilerFacts(Protocol):
     """What the model wants to know from the compiler: the part of `Compiled` that counts here."""
 
     @property
@@ -133,7 +133,7 @@ def predict(
     problem: Problem,
     config: Config,
     gpu: Gpu,
-    compiled: Facts | None = None,
+    compiled: CompilerFacts | None = None,
     *,
     constants: Constants = CONSTANTS,
     kind: AnyFamily | None = None,

@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GpuRow:
     """A GPU, the names by which drivers report it (``NVIDIA`` in front left out), and where its figures are from."""
 
     gpu: Gpu
@@ -35,7 +35,7 @@ def _row(
     clock: int,
     tflops: float,
     source: str,
-) -> Row:
+) -> GpuRow:
     gpu = Gpu(
         name=name,
         capability=cc,
@@ -47,7 +47,7 @@ def _row(
         clock_mhz=clock,
         tensor_tflops=tflops,
     )
-    return Row(gpu, reported, source)
+    return GpuRow(gpu, reported, source)
 
 
 TURING, GA100, GA102, ADA = (7, 5), (8, 0), (8, 6), (8, 9)
@@ -62,7 +62,7 @@ RTX_BLACKWELL_DOC = "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix 
 RTX_PRO_DOC = "NVIDIA RTX PRO 6000 Blackwell datasheet; RTX Blackwell PRO GPU architecture whitepaper"
 
 # fmt: off
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[GpuRow, ...] = (
     _row("t4", "Tesla T4", "T4",
          cc=TURING, sms=40, l2=4 * MIB, gb=16, bandwidth=320, clock=1590, tflops=65,
          source="NVIDIA T4 datasheet; Turing architecture whitepaper"),

@@ -13,7 +13,7 @@ from fake_calls import expected, inputs, same
 
 from flashtune import attention
 from flashtune.call import arrays as arrays
-from flashtune.call.arrays import Facts
+from flashtune.call.arrays import ArrayFacts
 from flashtune.call.check import _is_aligned
 
 
@@ -66,7 +66,7 @@ def test_what_runs_backwards_is_not_for_tma(fakes: Any, axis: int) -> None:
 
 @pytest.mark.parametrize(("stride", "aligned"), [(2**39 - 8, True), (2**39, False), (0, True), (-8, False), (4, False)])
 def test_strides_are_aligned_where_tma_takes_them(stride: int, aligned: bool) -> None:
-    facts = Facts("k", (2, 7, 2, 16), (stride, 32, 16, 1), "float16", 2, "cuda:0", 4096)
+    facts = ArrayFacts("k", (2, 7, 2, 16), (stride, 32, 16, 1), "float16", 2, "cuda:0", 4096)
     assert _is_aligned(facts) is aligned
     assert _is_aligned(dataclasses.replace(facts, shape=(1, 7, 2, 16)))
 

@@ -9,10 +9,10 @@ from fake_runtime import H200
 
 from flashtune.codegen.gpu import devices
 from flashtune.codegen.gpu.devices import DeviceAttributes, gpu_from_attributes
-from flashtune.codegen.gpu.table import GPUS, ROWS, Row
+from flashtune.codegen.gpu.table import GPUS, ROWS, GpuRow
 
 
-def attributes_of(row: Row, name: str) -> DeviceAttributes:
+def attributes_of(row: GpuRow, name: str) -> DeviceAttributes:
     gpu = row.gpu
     return DeviceAttributes(
         name=name,
@@ -26,7 +26,7 @@ def attributes_of(row: Row, name: str) -> DeviceAttributes:
 
 @pytest.mark.parametrize("prefix", ["", "NVIDIA "])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.gpu.name)
-def test_a_reported_name_with_the_figures_of_a_row_is_that_row(row: Row, prefix: str) -> None:
+def test_a_reported_name_with_the_figures_of_a_row_is_that_row(row: GpuRow, prefix: str) -> None:
     for name in row.reported:
         assert gpu_from_attributes(attributes_of(row, prefix + name)) is row.gpu
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flashtune.codegen.gpu.gpu import CAPABILITIES
-from flashtune.codegen.gpu.table import ALIASES, GPUS, REPORTED, ROWS, Row
+from flashtune.codegen.gpu.table import ALIASES, GPUS, REPORTED, ROWS, GpuRow
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.gpu.name)
 
@@ -37,19 +37,19 @@ def test_names_are_lower_case_with_dashes(name: str) -> None:
 
 
 @each_row
-def test_a_row_says_where_its_figures_are_from_and_how_drivers_call_it(row: Row) -> None:
+def test_a_row_says_where_its_figures_are_from_and_how_drivers_call_it(row: GpuRow) -> None:
     assert "NVIDIA" in row.source
     assert row.reported
     assert not any(name.startswith("NVIDIA") for name in row.reported)
 
 
 @each_row
-def test_shared_memory_is_that_of_the_capability(row: Row) -> None:
+def test_shared_memory_is_that_of_the_capability(row: GpuRow) -> None:
     assert row.gpu.shared_memory_block == CAPABILITIES[row.gpu.capability].shared_memory_block
 
 
 @each_row
-def test_tensor_rate_follows_from_sms_clock_and_capability(row: Row) -> None:
+def test_tensor_rate_follows_from_sms_clock_and_capability(row: GpuRow) -> None:
     """GeForce cards have half the rate with float32 accumulation, the H20 a quarter of its chip's."""
     gpu = row.gpu
     full = 2 * CAPABILITIES[gpu.capability].tensor_fma_sm * gpu.num_sms * gpu.clock_mhz / 1e6
@@ -59,7 +59,7 @@ def test_tensor_rate_follows_from_sms_clock_and_capability(row: Row) -> None:
 
 
 @each_row
-def test_figures_are_of_a_plausible_size(row: Row) -> None:
+def test_figures_are_of_a_plausible_size(row: GpuRow) -> None:
     gpu = row.gpu
     assert 40 <= gpu.num_sms <= 200
     assert 4 <= gpu.l2_bytes / 2**20 <= 130

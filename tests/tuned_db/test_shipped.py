@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flashtune.codegen.gpu.gpu import gpu_by_alias
-from flashtune.tuned_db.exchange.export_file import Header, read_lines
+from flashtune.tuned_db.exchange.export_file import ExportHeader, read_lines
 from flashtune.tuned_db.lookup import sources
 from flashtune.tuned_db.store.store import Store
 
@@ -82,7 +82,7 @@ def test_what_ships_is_read_once_and_only_for_its_capability(
 ) -> None:
     read: list[Path] = []
 
-    def counting(path: Path) -> tuple[Header, Iterator[bytes]]:
+    def counting(path: Path) -> tuple[ExportHeader, Iterator[bytes]]:
         read.append(path)
         return read_lines(path)
 

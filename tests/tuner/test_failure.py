@@ -19,7 +19,7 @@ from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.processes.compile_pool import Built
 from flashtune.tuner.results.report import Report
-from flashtune.tuner.trial.failures import Failure, commonest
+from flashtune.tuner.trial.failures import CommonFailure, commonest
 from flashtune.tuner.trial.outcome import Outcome
 from flashtune.tuner.tune import session
 from flashtune.tuner.tune.predicted_run import predict_problems
@@ -32,7 +32,7 @@ def test_the_commonest_failure_is_told_by_its_first_line(tmp_path: Path) -> None
     kept = tmp_path / "kept.cu"
     kept.touch()
     refused = [("compile_error", f"{REFUSED}{kept}")] * 3
-    assert commonest([("wrong", "off by 1"), *refused, ("wrong", "off by 2"), ("wrong", "off by 1")]) == Failure(
+    assert commonest([("wrong", "off by 1"), *refused, ("wrong", "off by 2"), ("wrong", "off by 1")]) == CommonFailure(
         status="compile_error", count=3, message=ERROR, source=str(kept)
     )
     assert commonest([]) is None
@@ -50,7 +50,7 @@ def test_the_commonest_failure_is_told_by_its_first_line(tmp_path: Path) -> None
     ids=repr,
 )
 def test_any_message_is_one_line_that_can_be_shown(message: str, shown: str) -> None:
-    assert commonest([("failed", message)]) == Failure(status="failed", count=1, message=shown)
+    assert commonest([("failed", message)]) == CommonFailure(status="failed", count=1, message=shown)
 
 
 def test_a_source_that_is_not_there_any_more_is_not_named(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_predicted_run_says_of_each_problem_what_failed(tmp_path: Path) -> Non
     good, bad = problem(), problem(causal=True)
     report = predicted(tmp_path / "tuned.db", FakeBuilder(some_refused), [good, bad])
     assert (report.rows[0].failure, report.rows[1].config) == (None, None)
-    assert report.rows[1].failure == Failure(status="compile_error", count=3, message=ERROR, source=__file__)
+    assert report.rows[1].failure == CommonFailure(status="compile_error", count=3, message=ERROR, source=__file__)
 
 
 def test_a_measured_run_says_it_of_stored_rows_too(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from flashtune.tuner.results.report import Report
 from flashtune.tuner.search.space import make_space
 from flashtune.tuner.tune import session
 from flashtune.tuner.tune.measured_run import measure_problems
-from flashtune.tuner.workers.process_worker import Attempt, Final, Prepare, Prepared, Ready
+from flashtune.tuner.workers.process_worker import Attempt, Final, Prepare, Prepared, WorkerReady
 
 pytestmark = pytest.mark.usefixtures("quick_ray")
 
@@ -104,7 +104,7 @@ def test_what_a_preparation_brought_stays_and_the_rest_does_not(monkeypatch: pyt
     monkeypatch.setattr(ray_actor, "serve_only", lambda cubins: served.append(set(cubins)))
     bench = FakeBench()
     host = Host(bench, ray_crew.own_version())
-    assert host.open().said == Ready(bench.evidence)
+    assert host.open().said == WorkerReady(bench.evidence)
     cubin: Any = object()
     assert host.answer(Prepare(PROBLEM), {"reference": cubin}) == Prepared("")
     attempt = Attempt(PROBLEM, CONFIGS[0], Built(digest="a" * 64), None)

@@ -29,7 +29,7 @@ from flashtune.tuner.trial.sensors import Readings
 from flashtune.tuner.trial.timing import Timing
 from flashtune.tuner.tune.measured_run import measure_problems
 from flashtune.tuner.tune.request import TuneRequest
-from flashtune.tuner.workers.process_worker import Lost, Ready, Request, Unit, answer
+from flashtune.tuner.workers.process_worker import Lost, Request, Unit, WorkerReady, answer
 
 GPU = gpu_by_alias("a100")
 READINGS = Readings(clock_mhz=1980.0, power_w=612.5, temperature_c=61.0, throttle="power_cap", contended=False)
@@ -207,7 +207,7 @@ class LocalWorker:
             self._answers.send(Lost(str(error)))
             self.kill()
         else:
-            self._answers.send(Ready(self.bench.evidence))
+            self._answers.send(WorkerReady(self.bench.evidence))
 
     def send(self, request: Request) -> None:
         if self._answers.closed:

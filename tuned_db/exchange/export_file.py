@@ -42,7 +42,7 @@ RUNNERS_UP = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class ExportHeader:
     """The first line of a file."""
 
     digest: str
@@ -62,12 +62,12 @@ class Header:
 class Export:
     """What a file held. ``refused`` is empty unless invalid rows were asked to be passed over."""
 
-    header: Header
+    header: ExportHeader
     measurements: tuple[Measurement, ...]
     refused: Unreadable = field(default_factory=Unreadable)
 
 
-def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str, replace: bool = True) -> Header:
+def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str, replace: bool = True) -> ExportHeader:
     """Writes a file (whole, see `files.write_whole`, as for ``replace``) and returns its header.
 
     Rows are sorted by device, problem, stage, variant, date and id; the same set gives the same bytes. A measurement
@@ -80,14 +80,14 @@ def write_export(measurements: Iterable[Measurement], path: Path, *, origin: str
             raise InvalidInput(f"two measurements have the id {each.id}")
     body = "".join(canonical(to_json(each)) + "\n" for each in sorted(rows.values(), key=_order)).encode()
     digest, keys = hashlib.sha256(body).hexdigest(), sorted({each.gpu_key for each in rows.values()})
-    header = Header(digest=digest, gpu_keys=tuple(keys), origin=origin, rows=len(rows))
+    header = ExportHeader(digest=digest, gpu_keys=tuple(keys), origin=origin, rows=len(rows))
     if len(str(header)) > LINE_LIMIT:
         header = dataclasses.replace(header, gpu_keys=())
     write_whole(path, packed.file_content(path, f"{header}\n".encode() + body), mode=SHARED, replace=replace)
     return header
 
 
-def write_bundled(measurements: Iterable[Measurement], path: Path) -> Header:
+def write_bundled(measurements: Iterable[Measurement], path: Path) -> ExportHeader:
     """Writes what a look-up needs of ``measurements``: per problem and GPU the winner, the next best, the fastest that
     they are tied with, and the default that they were measured against. Returns the header."""
     groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
@@ -114,12 +114,12 @@ def _is_baseline(each: Measurement, of: Measurement) -> bool:
     return same_final and of.baseline_us is not None and each.median_us == of.baseline_us
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> ExportHeader:
     """The header alone; see :func:`read_export`."""
     return _header(path, packed.first_line(path, LINE_LIMIT))
 
 
-def read_lines(path: Path) -> tuple[Header, Iterator[bytes]]:
+def read_lines(path: Path) -> tuple[ExportHeader, Iterator[bytes]]:
     """The header, and the lines that it counted and hashed, one for each row; what they hold is not checked yet."""
     text = packed.read(path, LINE_LIMIT)
     if text.startswith(MAGIC):
@@ -165,7 +165,7 @@ def read_export(path: Path, *, skip_invalid: bool = False) -> Export:
     return Export(header, tuple(measurements.values()), refused)
 
 
-def _header(path: Path, line: bytes) -> Header:
+def _header(path: Path, line: bytes) -> ExportHeader:
     try:
         data = parse_line(line)
         if not isinstance(data, dict) or "schema" not in data:
@@ -183,7 +183,7 @@ def _header(path: Path, line: bytes) -> Header:
             raise InvalidInput("rows must be a count and digest text")
     except InvalidInput as error:
         raise InvalidInput(f"{shown_path(path)}, line 1: {error}") from error
-    return Header(**{**data, "gpu_keys": tuple(keys)})
+    return ExportHeader(**{**data, "gpu_keys": tuple(keys)})
 
 
 def _no_constant(name: str) -> None:

@@ -22,7 +22,7 @@ from flashtune.files import SHARED, read_given, read_regular, shown_path, write_
 from flashtune.tuned_db.records.measurement import canonical
 from flashtune.values import plain, shown
 
-from .export_file import Header
+from .export_file import ExportHeader
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -75,7 +75,7 @@ class Signer:
             raise InvalidInput(f"{shown_path(path)} holds a key of another kind than Ed25519. To make one: {MAKE_KEY}")
         return cls(key)
 
-    def write(self, export: Path, header: Header) -> Path:
+    def write(self, export: Path, header: ExportHeader) -> Path:
         """Signs the export at ``export``, which has this header; replaces an earlier signature of it."""
         path = signature_path(export)
         signature = self._key.sign(_message(header, SCHEMA)).hex()
@@ -147,7 +147,7 @@ class Checked:
     """For people."""
 
 
-def check_signature(export: Path, header: Header, trusted: Mapping[str, str], *, required: bool) -> Checked:
+def check_signature(export: Path, header: ExportHeader, trusted: Mapping[str, str], *, required: bool) -> Checked:
     """Who signed the export at ``export``, which was read and has this header.
 
     A signature that is not of it raises `InvalidInput`, whoever made it. So does anything but one by a key of
@@ -185,7 +185,7 @@ def needed() -> None:
         ) from error
 
 
-def _matches(found: Signature, header: Header) -> bool:
+def _matches(found: Signature, header: ExportHeader) -> bool:
     needed()
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -198,7 +198,7 @@ def _matches(found: Signature, header: Header) -> bool:
     return True
 
 
-def _message(header: Header, schema: str) -> bytes:
+def _message(header: ExportHeader, schema: str) -> bytes:
     """What is signed: no other thing that this key may sign looks like it."""
     if schema == ROWS_ALONE:
         return canonical({"rows": header.digest, "schema": schema}).encode()

@@ -50,7 +50,7 @@ def look_up(path: str | Path, timeout: float, ask: Callable[[Store], T]) -> T:
     ``timeout`` is how many seconds a lock is waited for, and how many all queries may take. Raises what `Store.open`
     does for a file that is only read.
     """
-    asked = _Asked(path_of_file(path), timeout)
+    asked = _LookUp(path_of_file(path), timeout)
     kept = _taken(asked) or _opened(asked)
     if kept is not None:
         try:
@@ -94,7 +94,7 @@ def _facts(found: os.stat_result) -> State:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-class _Asked:
+class _LookUp:
     """A file to look into, and until when."""
 
     def __init__(self, given: Path, timeout: float) -> None:
@@ -130,7 +130,7 @@ _inherited: list[_View] = []
 _exchange = threading.Lock()
 
 
-def _taken(asked: _Asked) -> _View | None:
+def _taken(asked: _LookUp) -> _View | None:
     """What is kept for a file, if that is still as it was."""
     with _exchange:
         kept = _kept.pop() if _kept and _kept[0].path == asked.real else None
@@ -140,7 +140,7 @@ def _taken(asked: _Asked) -> _View | None:
     return kept
 
 
-def _opened(asked: _Asked) -> _View | None:
+def _opened(asked: _LookUp) -> _View | None:
     """A new one, if the file is at rest. The file is looked at before it is opened, and again after each answer."""
     state = resting(asked.real)
     if state is None or not sys.platform.startswith("linux") or on_network(asked.real):
@@ -148,7 +148,7 @@ def _opened(asked: _Asked) -> _View | None:
     return _open(asked, state)
 
 
-def _open(asked: _Asked, state: State | None) -> _View:
+def _open(asked: _LookUp, state: State | None) -> _View:
     """With the state of a file at rest to be kept, else to be asked once."""
     beside, header = look_beside(asked.real), read_header(asked.given)
     copy = None

@@ -17,7 +17,7 @@ from flashtune.errors import InvalidInput, StoreError
 from flashtune.files import is_stream, shown_path
 from flashtune.tuned_db.backends.sqlite.files import is_database
 from flashtune.tuned_db.backends.sqlite.opening import File
-from flashtune.tuned_db.exchange.export_file import Export, Header, read_export, read_header, write_export
+from flashtune.tuned_db.exchange.export_file import Export, ExportHeader, read_export, read_header, write_export
 from flashtune.tuned_db.records.dates import check_ahead, latest
 from flashtune.tuned_db.records.measurement import Measurement
 from flashtune.tuned_db.records.parse import Unreadable
@@ -53,7 +53,7 @@ def add_file(
     *,
     skip_invalid: bool = False,
     take_back: bool = False,
-    check: Callable[[Header], str] = lambda header: "",
+    check: Callable[[ExportHeader], str] = lambda header: "",
 ) -> Added:
     """Adds all rows of an export to ``store``, or none.
 
@@ -135,7 +135,11 @@ def _compared(store: Store, other: Store, take_back: bool) -> tuple[list[Measure
 
 
 def export_database(
-    store: Store, path: Path, *, gpu_key: str | None = None, sign: Callable[[Header], object] = lambda header: None
+    store: Store,
+    path: Path,
+    *,
+    gpu_key: str | None = None,
+    sign: Callable[[ExportHeader], object] = lambda header: None,
 ) -> int:
     """Writes the measurements of ``store``, of one GPU model if ``gpu_key`` is given, and returns how many.
 

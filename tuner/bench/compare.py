@@ -31,7 +31,7 @@ _THREADS, _BLOCKS_SM = 256, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class OutputDifference:
     """Rows of the output and entries of the LSE that disagree; the largest relative error of a row."""
 
     bad_rows: int
@@ -72,7 +72,7 @@ class Comparer:
         lse_length: int,
         lse_stride: int,
         stream: int,
-    ) -> Difference:
+    ) -> OutputDifference:
         """Compares; see templates/compare.cu.jinja for the layout."""
         counts = arena.address("counts", _COUNTS.size)
         runtime.memsetAsync(counts, 0, _COUNTS.size, stream)
@@ -91,4 +91,4 @@ class Comparer:
         result = np.empty(_COUNTS.size, np.uint8)
         download(counts, result)
         bad_rows, bad_lse, bits = _COUNTS.unpack(result.tobytes())
-        return Difference(bad_rows, bad_lse, struct.unpack("<d", struct.pack("<Q", bits))[0])
+        return OutputDifference(bad_rows, bad_lse, struct.unpack("<d", struct.pack("<Q", bits))[0])

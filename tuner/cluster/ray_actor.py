@@ -19,7 +19,7 @@ from flashtune.errors import FlashtuneError, InvalidInput
 from flashtune.tuner.results.rows import own_version
 from flashtune.tuner.trial.outcome import Bench
 from flashtune.tuner.workers.cuda_device import CudaUnit
-from flashtune.tuner.workers.process_worker import Answer, Lost, Prepare, Ready, Request, Unit, answer
+from flashtune.tuner.workers.process_worker import Answer, Lost, Prepare, Request, Unit, WorkerReady, answer
 
 logger = logging.getLogger("flashtune")
 
@@ -29,7 +29,7 @@ class Opened:
     """What a worker says first, and the node that it is on."""
 
     node: str
-    said: Ready | Lost
+    said: WorkerReady | Lost
 
 
 class Host:
@@ -49,7 +49,7 @@ class Host:
                     f"flashtune is {own_version() or 'a checkout'} there and {self._version or 'a checkout'} here"
                 )
             self._bench: Bench = self._unit.open()
-            return Opened(node, Ready(self._bench.evidence))
+            return Opened(node, WorkerReady(self._bench.evidence))
         except FlashtuneError as error:
             return Opened(node, Lost(str(error)))
         except Exception as error:

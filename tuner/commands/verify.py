@@ -41,7 +41,7 @@ WORDS: tuple[Word, ...] = get_args(Word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredWinner:
     """A winner whose claim is to be verified."""
 
     problem: Problem
@@ -57,7 +57,7 @@ class Stored:
 class Verified:
     """What came of one claim. ``here`` is None where there was no final to judge by; ``why`` then says why."""
 
-    stored: Stored
+    stored: StoredWinner
     word: Word
     here: Claim | None
     why: str
@@ -112,11 +112,11 @@ def verify(
         return verify_claims(stored, means)
 
 
-def winners(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | None = None) -> list[Stored]:
+def winners(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | None = None) -> list[StoredWinner]:
     """At most ``sample`` winners for ``gpu`` with a claim that can be verified; `InvalidInput` where there is none."""
     with Store.open(path, create=False, readonly=True) as store:
         problems = store.problems(gpu_key=gpu.key) if problem is None else [problem]
-        found: list[Stored] = []
+        found: list[StoredWinner] = []
         for each in random.Random(seed).sample(problems, len(problems)):
             stored = None if each.out_dtype else _stored(store, each, gpu)
             if stored is not None:
@@ -132,7 +132,7 @@ def winners(path: Path, gpu: Gpu, sample: int, seed: int, problem: Problem | Non
     return found
 
 
-def verify_claims(stored: Sequence[Stored], means: Means) -> Verification:
+def verify_claims(stored: Sequence[StoredWinner], means: Means) -> Verification:
     """Times ``stored`` with ``means``, into its database.
 
     Ends early, with what is known, on Ctrl-C, or when no device can have a worker any more.
@@ -153,7 +153,7 @@ def verify_claims(stored: Sequence[Stored], means: Means) -> Verification:
     )
 
 
-def _stored(store: Store, problem: Problem, gpu: Gpu) -> Stored | None:
+def _stored(store: Store, problem: Problem, gpu: Gpu) -> StoredWinner | None:
     """The winner for ``problem``, if it claims something that can be verified."""
     try:
         choice = find(problem, gpu, store_path=store.path)
@@ -166,7 +166,7 @@ def _stored(store: Store, problem: Problem, gpu: Gpu) -> Stored | None:
     if (choice.level, choice.origin) != ("exact", store.label) or not _same_default(store, choice, default, gpu):
         return None
     claim = Claim.of(choice.ratio, choice.ratio_low, choice.ratio_high)
-    return Stored(
+    return StoredWinner(
         problem=problem,
         config=choice.config,
         default=default,
@@ -187,7 +187,7 @@ def _same_default(store: Store, choice: Choice, default: Config, gpu: Gpu) -> bo
     return None in known or today in known
 
 
-def _judged(stored: Stored, search: ProblemSearch, means: Means, ran: Ran) -> Verified:
+def _judged(stored: StoredWinner, search: ProblemSearch, means: Means, ran: Ran) -> Verified:
     rows = means.store.measurements(problem=stored.problem, gpu_key=means.gpu.key)
     trust = trust_of(rows, stored.variant)
     said = partial(Verified, stored=stored, level=trust.level if trust else stored.level)

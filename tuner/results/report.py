@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
-from flashtune.tuner.trial.failures import Failure
+from flashtune.tuner.trial.failures import CommonFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Row:
     """Configs tried in this run: measured, or compiled where nothing could be measured."""
     known: int = 0
     """Configs measured in earlier runs and not tried again."""
-    failure: Failure | None = None
+    failure: CommonFailure | None = None
     """What most of the configs that failed have failed of; None if none has."""
 
 

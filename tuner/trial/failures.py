@@ -15,7 +15,7 @@ LINE = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class CommonFailure:
     """The commonest failure of the configs of one problem. ``status`` is a word of `tuned_db.records.measurement`."""
 
     status: str
@@ -31,7 +31,7 @@ class Failure:
         return f"{self.count} x {self.status}: {self.message or 'no reason was given'}{where}"
 
 
-def commonest(failures: Iterable[tuple[str, str]]) -> Failure | None:
+def commonest(failures: Iterable[tuple[str, str]]) -> CommonFailure | None:
     """Of the statuses and messages of ``failures``; None if there are none."""
     told = [(status, message.splitlines()) for status, message in failures]
     counts = Counter((status, _first(lines)) for status, lines in told)
@@ -40,7 +40,7 @@ def commonest(failures: Iterable[tuple[str, str]]) -> Failure | None:
     ((status, message), count) = counts.most_common(1)[0]
     alike = (lines for each, lines in told if (each, _first(lines)) == (status, message))
     kept = (line.removeprefix(KEPT) for lines in alike for line in lines if line.startswith(KEPT))
-    return Failure(
+    return CommonFailure(
         status=status,
         count=count,
         message=message,

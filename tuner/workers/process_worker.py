@@ -109,7 +109,7 @@ Request = Prepare | Attempt | Final
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """The device is open. The first answer of each worker, before it is asked anything."""
 
     evidence: Evidence
@@ -144,7 +144,7 @@ class Lost:
     message: str
 
 
-Answer = Ready | Prepared | Outcome | Finished | Failed | Lost
+Answer = WorkerReady | Prepared | Outcome | Finished | Failed | Lost
 
 
 def answer(request: Request, bench: Bench) -> Answer:
@@ -193,7 +193,7 @@ def _serve(unit: Unit, connection: Connection) -> None:
     """A worker's life: opens the device, then answers until the session or the device is gone."""
     try:
         bench = unit.open()
-        said: Answer = Ready(bench.evidence)
+        said: Answer = WorkerReady(bench.evidence)
     except Exception as error:
         said = Lost(_described(error))
     connection.send(said)

@@ -17,7 +17,7 @@ from flashtune.codegen.problem.problem import Problem
 from flashtune.tuner.processes.compile_pool import USUAL_CAUSE
 from flashtune.tuner.trial.outcome import Evidence
 
-from .process_worker import Answer, Attempt, Lost, Prepare, Ready, Request, Unit, Worker
+from .process_worker import Answer, Attempt, Lost, Prepare, Request, Unit, Worker, WorkerReady
 
 logger = logging.getLogger("flashtune")
 
@@ -53,7 +53,7 @@ class Reply:
     answer: Answer | Died
 
 
-class _Asked:
+class _Pending:
     """A request with its limit in seconds, from when the worker comes to it."""
 
     def __init__(self, request: Request, seconds: float) -> None:
@@ -77,7 +77,7 @@ class Supervisor:
         self._hire = hire
         self._clock = clock
         self._worker: Worker | None = None
-        self._asked: deque[_Asked] = deque()
+        self._asked: deque[_Pending] = deque()
         """What the worker is at, then what comes next."""
         self._replies: deque[Reply] = deque()
         self._deadline = 0.0
@@ -114,7 +114,7 @@ class Supervisor:
         """Hands ``request`` to the worker, which is killed if it spends more than ``seconds`` on it."""
         assert self.room
         assert self._worker is not None
-        self._asked.append(_Asked(request, seconds))
+        self._asked.append(_Pending(request, seconds))
         if len(self._asked) == 1:
             self._deadline = self._clock() + seconds
         try:
@@ -168,7 +168,7 @@ class Supervisor:
         if isinstance(answer, Lost):
             self._last_words = answer.message  # its end follows
             return None
-        if isinstance(answer, Ready):
+        if isinstance(answer, WorkerReady):
             self._ready = True
             self.evidence = answer.evidence
             self._deadline = math.inf

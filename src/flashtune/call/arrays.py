@@ -20,7 +20,7 @@ Options = tuple[Any, Any, Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ArrayFacts:
     """What validation needs to know of one array. Strides count elements; ``address`` is that of element 0."""
 
     name: str
@@ -47,7 +47,7 @@ class ArrayKind(ABC):
         """The whole of ``attention()`` for this library: the output, or (output, LSE)."""
 
     @abstractmethod
-    def facts(self, name: str, array: Any) -> Facts:
+    def facts(self, name: str, array: Any) -> ArrayFacts:
         """Describes argument ``name``; a foreign or unusable array raises :class:`InvalidType`."""
 
     def owns(self, array: Any) -> bool:

@@ -14,7 +14,7 @@ from flashtune.codegen.plan.tensor_map import MAX_STRIDE
 from flashtune.codegen.problem.problem import INPUT_DTYPES, VECTOR_ALIGNMENT, Problem
 from flashtune.errors import InvalidInput, InvalidType
 
-from .arrays import Facts, Options
+from .arrays import ArrayFacts, Options
 from .options import LAYOUTS, check_options
 
 Extent = tuple[int, int]
@@ -41,7 +41,7 @@ class Call:
     """Of q, k, v and out as the caller gave them."""
 
 
-def check_call(q: Facts, k: Facts, v: Facts, out: Facts | None, options: Options) -> Call:
+def check_call(q: ArrayFacts, k: ArrayFacts, v: ArrayFacts, out: ArrayFacts | None, options: Options) -> Call:
     """Everything that can be wrong with a call but the overlap of ``out``, which depends on addresses."""
     causal, scale, return_lse, layout, config = options
     check_options(causal, scale, return_lse, layout, config)
@@ -121,7 +121,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def extent(array: Facts) -> Extent:
+def extent(array: ArrayFacts) -> Extent:
     if 0 in array.shape:
         return (0, 0)
     steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
@@ -130,7 +130,7 @@ def extent(array: Facts) -> Extent:
     return (low * array.item_bytes, high * array.item_bytes)
 
 
-def _check_arrays(inputs: tuple[Facts, Facts, Facts], layout: str) -> None:
+def _check_arrays(inputs: tuple[ArrayFacts, ArrayFacts, ArrayFacts], layout: str) -> None:
     q = inputs[0]
     shape = "(batch, seqlen, num_heads, head_dim)" if layout == "bshd" else "(batch, num_heads, seqlen, head_dim)"
     for each in inputs:
@@ -152,7 +152,7 @@ def _check_arrays(inputs: tuple[Facts, Facts, Facts], layout: str) -> None:
             )
 
 
-def _check_dims(inputs: tuple[Facts, Facts, Facts], layout: str) -> None:
+def _check_dims(inputs: tuple[ArrayFacts, ArrayFacts, ArrayFacts], layout: str) -> None:
     q, k, v = inputs
     batch_at, row_at, head_at = LAYOUTS[layout]
     must_agree = [
@@ -170,7 +170,7 @@ def _check_dims(inputs: tuple[Facts, Facts, Facts], layout: str) -> None:
             )
 
 
-def _check_out(out: Facts, q: Facts, shape: tuple[int, ...]) -> None:
+def _check_out(out: ArrayFacts, q: ArrayFacts, shape: tuple[int, ...]) -> None:
     if out.shape != shape:
         of = "that of q" if shape == q.shape else "that of q with the head_dim of v"
         raise InvalidInput(f"out has shape {out.shape}, it must have {of}: {shape}")
@@ -193,16 +193,16 @@ def _check_out(out: Facts, q: Facts, shape: tuple[int, ...]) -> None:
         reach += (size - 1) * stride
 
 
-def _needs_copy(array: Facts) -> bool:
+def _needs_copy(array: ArrayFacts) -> bool:
     return array.shape[3] > 1 and array.strides[3] != 1 and 0 not in array.shape
 
 
-def _contiguous(like: Facts, shape: tuple[int, ...]) -> Facts:
+def _contiguous(like: ArrayFacts, shape: tuple[int, ...]) -> ArrayFacts:
     """A new array, a copy or the output, as it will be: allocators align to 16 bytes and more."""
-    return Facts(like.name, shape, contiguous_strides(shape), like.dtype, like.item_bytes, like.device, 0)
+    return ArrayFacts(like.name, shape, contiguous_strides(shape), like.dtype, like.item_bytes, like.device, 0)
 
 
-def _is_aligned(array: Facts) -> bool:
+def _is_aligned(array: ArrayFacts) -> bool:
     """Whether rows start on 16-byte boundaries, at strides that TMA takes: none backwards, none of a terabyte.
 
     Strides of dimensions of one element are never used.
@@ -214,7 +214,7 @@ def _is_aligned(array: Facts) -> bool:
     )
 
 
-def _strides(array: Facts, order: tuple[int, int, int]) -> Strides:
+def _strides(array: ArrayFacts, order: tuple[int, int, int]) -> Strides:
     """Batch, row and head stride; 0 where there is one element, since libraries put any number there."""
     batch, row, head = (array.strides[at] if array.shape[at] > 1 else 0 for at in order)
     return (batch, row, head)

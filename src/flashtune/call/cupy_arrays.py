@@ -8,9 +8,9 @@ import numpy as np
 
 from flashtune.errors import InvalidType, LaunchError
 
-from .arrays import Facts, Options
+from .arrays import ArrayFacts, Options
 from .check import check_overlap
-from .gpu_arrays import GpuArrays, Ready, foreign
+from .gpu_arrays import GpuArrays, ReadyCall, foreign
 from .layer import CudaLayer, Layer
 
 FLOAT32 = np.dtype(np.float32)
@@ -32,7 +32,7 @@ class CupyArrays(GpuArrays):
         self._context = layer.context
         self._knows_contiguous = hasattr(cupy.ndarray, "_c_contiguous")
         """Whether an array says so for a quarter of what its strides cost."""
-        self._recent: tuple[tuple[Any, ...], Ready | None] = ((), None)
+        self._recent: tuple[tuple[Any, ...], ReadyCall | None] = ((), None)
         """The last key and what it led to: comparing two keys costs half of what hashing one does."""
 
     def call(self, q: Any, k: Any, v: Any, out: Any, options: Options) -> Any:
@@ -95,13 +95,13 @@ class CupyArrays(GpuArrays):
         super().forget()
         self._recent = (), None
 
-    def facts(self, name: str, array: Any) -> Facts:
+    def facts(self, name: str, array: Any) -> ArrayFacts:
         if not self.owns(array):
             raise foreign(name, array, self.name)
         item = array.dtype.itemsize
         if any(stride % item for stride in array.strides):
             raise InvalidType(f"{name} has strides {array.strides} in bytes: each must be a multiple of {item}")
-        return Facts(
+        return ArrayFacts(
             name=name,
             shape=tuple(array.shape),
             strides=tuple(stride // item for stride in array.strides),

@@ -1,7 +1,7 @@
 """What GPU array libraries share: the memo of ready calls, the cold path that fills it, and the uncommon launch.
 
 A subclass writes the warm path out in full, with the reads of its own library: one dict hit on shapes, strides,
-dtypes, devices, alignment bits and options leads to a `Ready`, and nothing else is decided. The key holds all that
+dtypes, devices, alignment bits and options leads to a `ReadyCall`, and nothing else is decided. The key holds all that
 validation looked at, so a key that was once found valid is valid. `attention()` sees to it that options which are equal
 as keys are of one type.
 """
@@ -48,7 +48,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Ready:
+class ReadyCall:
     """What a warm call needs. ``context`` is the CUDA context in which ``launch`` is legal. Strides count elements.
 
     ``recent`` is the library's own means to know the next call of this kind without its key.
@@ -88,7 +88,7 @@ class GpuArrays(ArrayKind):
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
-        self.memo: dict[tuple[Any, ...], Ready] = {}
+        self.memo: dict[tuple[Any, ...], ReadyCall] = {}
         self.captured: list[Any] = []
         """Memory that captured launches use and nobody else holds. A graph does not say when it ends, so it is kept."""
 
@@ -120,7 +120,7 @@ class GpuArrays(ArrayKind):
     def forbid(self, arrays: Sequence[Any]) -> None:
         """Raises for arrays that the library would track in a way that attention() does not honour yet."""
 
-    def prepare(self, key: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any, options: Options) -> Ready:
+    def prepare(self, key: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any, options: Options) -> ReadyCall:
         """The cold path: validates, chooses, compiles or loads, and remembers the result under ``key``."""
         call = self._check(q, k, v, out, options)
         with cold:
@@ -150,7 +150,7 @@ class GpuArrays(ArrayKind):
         self._check(q, k, v, out, options)
         return error
 
-    def launch_uncommon(self, ready: Ready, q: Any, k: Any, v: Any, out: Any) -> Any:
+    def launch_uncommon(self, ready: ReadyCall, q: Any, k: Any, v: Any, out: Any) -> Any:
         """A launch that needs copies, or from another current device, or on a thread without a context, or none."""
         call = ready.call
         if out is not None:
@@ -188,10 +188,10 @@ class GpuArrays(ArrayKind):
         self.forbid(arrays)
         return check_call(facts[0], facts[1], facts[2], facts[3] if out is not None else None, options)
 
-    def _make_ready(self, call: Call, q: Any) -> Ready:
+    def _make_ready(self, call: Call, q: Any) -> ReadyCall:
         device = self.device(q)
         if call.empty:
-            return Ready(call, device, NO_CONTEXT, _launch_nothing)
+            return ReadyCall(call, device, NO_CONTEXT, _launch_nothing)
         from .choose import plan_for
 
         layer = self.layer
@@ -202,7 +202,7 @@ class GpuArrays(ArrayKind):
             bound = loaded.bind(call.strides, call.scale)
             size = loaded.plan.workspace_bytes
             launch = self._launch_with_workspace(bound.launch, size) if size else bound.launch
-            return Ready(call, device, layer.context(), launch)
+            return ReadyCall(call, device, layer.context(), launch)
 
     def _launch_with_workspace(self, launch: Callable[..., None], size: int) -> Launch:
         """``launch`` with memory of its own for each call: it is given back at once, to be used behind this launch on

@@ -9,7 +9,7 @@ import numpy as np
 from flashtune.codegen.problem.reference import tiled_attention
 from flashtune.errors import InvalidInput, InvalidType
 
-from .arrays import ArrayKind, Facts, Options
+from .arrays import ArrayFacts, ArrayKind, Options
 from .check import check_call, check_overlap
 
 
@@ -43,7 +43,7 @@ class NumpyArrays(ArrayKind):
             return "masked arrays are not supported, their mask would be ignored"
         return super().refusal(kind)
 
-    def facts(self, name: str, array: Any) -> Facts:
+    def facts(self, name: str, array: Any) -> ArrayFacts:
         if not self.owns(array):
             kind = type(array)
             raise InvalidType(f"{name} is a {kind.__module__}.{kind.__qualname__}; with q, it must be a {self.name}")
@@ -55,7 +55,7 @@ class NumpyArrays(ArrayKind):
                 f"{name} has dtype {array.dtype.str} and strides {array.strides} in bytes: the byte order must be that "
                 f"of this machine, and each stride a multiple of {item}"
             )
-        return Facts(
+        return ArrayFacts(
             name=name,
             shape=array.shape,
             strides=tuple(stride // max(item, 1) for stride in array.strides),

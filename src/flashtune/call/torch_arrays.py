@@ -10,9 +10,9 @@ from typing import Any
 
 from flashtune.errors import InvalidType, LaunchError
 
-from .arrays import Facts, Options
+from .arrays import ArrayFacts, Options
 from .check import check_overlap
-from .gpu_arrays import GpuArrays, Ready, foreign
+from .gpu_arrays import GpuArrays, ReadyCall, foreign
 from .layer import CudaLayer, Layer
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -31,7 +31,9 @@ class _Recent:
 
     __slots__ = ("check", "low_bits", "options", "ready")
 
-    def __init__(self, check: Callable[[Any, Any, Any], bool], low_bits: int, options: Options, ready: Ready) -> None:
+    def __init__(
+        self, check: Callable[[Any, Any, Any], bool], low_bits: int, options: Options, ready: ReadyCall
+    ) -> None:
         self.check = check
         self.low_bits = low_bits
         self.options = options
@@ -127,7 +129,9 @@ class TorchArrays(GpuArrays):
         check_overlap(ready.extents, q_address, k_address, v_address, out_address)
         return self._launch(ready, q, q_address, k_address, v_address, options[2], out)
 
-    def _launch(self, ready: Ready, q: Any, q_at: int, k_at: int, v_at: int, return_lse: bool, out: Any = None) -> Any:
+    def _launch(
+        self, ready: ReadyCall, q: Any, q_at: int, k_at: int, v_at: int, return_lse: bool, out: Any = None
+    ) -> Any:
         """Of a call that needs no copy, in the context of ``ready``."""
         try:
             if out is None:
@@ -143,7 +147,7 @@ class TorchArrays(GpuArrays):
         return out
 
     def _guarded(
-        self, ready: Ready, q: Any, k: Any, v: Any, low_bits: int, options: Options, recent: _Recent | None
+        self, ready: ReadyCall, q: Any, k: Any, v: Any, low_bits: int, options: Options, recent: _Recent | None
     ) -> _Recent | None:
         """What recognises the next call like this one, if torch can: without its key, and so without most of the time.
 
@@ -170,7 +174,7 @@ class TorchArrays(GpuArrays):
             return f"{kind.__module__}.{kind.__qualname__} is a tensor without memory of its own"
         return None
 
-    def facts(self, name: str, array: Any) -> Facts:
+    def facts(self, name: str, array: Any) -> ArrayFacts:
         if not self.owns(array):
             raise foreign(name, array, self.name)
         if reason := self.refusal(type(array)):
@@ -183,7 +187,7 @@ class TorchArrays(GpuArrays):
             raise InvalidType(f"{name} is a tensor without memory of its own: {error}") from None
         if not address and 0 not in array.shape:
             raise InvalidType(f"{name} is a tensor without memory of its own: its storage has been freed")
-        return Facts(
+        return ArrayFacts(
             name=name,
             shape=tuple(array.shape),
             strides=tuple(array.stride()),

@@ -25,7 +25,7 @@ _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class FileHeader:
     """Facts of a database that flashtune wrote."""
 
     schema: int
@@ -57,7 +57,7 @@ def replaceable(real: Path) -> bool:
     return False
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> FileHeader:
     """The header of ``path``. Reads 100 bytes and changes nothing.
 
     Raises :class:`DatabaseDamaged` for a directory, a device, an empty file (SQLite would take it for a new
@@ -69,7 +69,7 @@ def read_header(path: Path) -> Header:
         return header_of(path, file)
 
 
-def header_of(path: Path, file: BinaryIO) -> Header:
+def header_of(path: Path, file: BinaryIO) -> FileHeader:
     """:func:`read_header` of a file that is open."""
     try:
         head = file.read(_HEADER_BYTES)
@@ -87,7 +87,7 @@ def header_of(path: Path, file: BinaryIO) -> Header:
         )
     (schema,) = struct.unpack_from(">i", head, 60)
     check_schema(path, schema)
-    return Header(schema=schema, wal=head[18] == 2)
+    return FileHeader(schema=schema, wal=head[18] == 2)
 
 
 def check_schema(path: Path, schema: int) -> None:

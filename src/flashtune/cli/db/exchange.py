@@ -20,7 +20,7 @@ from .past import gc, log
 from .team import pull, push, team
 
 if TYPE_CHECKING:
-    from flashtune.tuned_db.exchange.export_file import Header
+    from flashtune.tuned_db.exchange.export_file import ExportHeader
     from flashtune.tuned_db.sharing.merge import Added
     from flashtune.tuned_db.store.store import Store
 
@@ -176,7 +176,7 @@ def import_(
     keys = read_trusted(trusted) if trusted is not None else {}
 
     def add(store: Store, path: Path) -> Added:
-        def check(header: Header) -> str:
+        def check(header: ExportHeader) -> str:
             found = check_signature(path, header, keys, required=require_signature)
             click.echo(f"{shown_path(path)}: {found.sentence}", err=True)
             return found.signer
@@ -206,7 +206,7 @@ def merge(databases: tuple[Path, ...], take_back: bool, database: Path | None) -
     _add(databases, database, lambda store, path: add_database(store, path, take_back=take_back))
 
 
-def _signing(file: Path, key: Path | None) -> tuple[Callable[[Header], object], str]:
+def _signing(file: Path, key: Path | None) -> tuple[Callable[[ExportHeader], object], str]:
     """What signs the export at ``file``, and its public key; before anything is written, whether it can."""
     from flashtune.errors import InvalidInput
     from flashtune.tuned_db.exchange.signing import Signer, read_signature, signature_path
