@@ -18,14 +18,15 @@ from simulated_device import (
     Simulation,
     before_the_start,
     behind_the_end,
-    bench,
-    exact,
     last_column,
     lse_not_written,
     lse_shifted,
     odd_rows_poisoned,
     zeros,
 )
+
+from flashtune.tuner.bench import device_bench as bench
+from flashtune.tuner.bench import exact
 
 NEIGHBOUR = exact.ragged(PROBLEM)
 

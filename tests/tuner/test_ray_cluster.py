@@ -108,7 +108,9 @@ def tune(
         with Store.open(path) as store:
             return measure_problems(
                 request(problems, budget=parse_budget(budget)),
-                means(store, *hired.units, builder=builder or FakeBuilder(), hire=hired.hire, progress=progress),
+                means(
+                    store, *hired.units, gpu=GPU, builder=builder or FakeBuilder(), hire=hired.hire, progress=progress
+                ),
             )
     finally:
         hired.close()

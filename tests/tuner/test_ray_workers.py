@@ -53,7 +53,7 @@ def tune(ray: FakeRay, place: Place, path: Path, seqlens: list[int], trials: int
         crew.start()
         with Store.open(path) as store:
             problems = [problem(each) for each in seqlens]
-            return measure_problems(request(problems, trials), means(store, *crew.units, hire=crew.hire))
+            return measure_problems(request(problems, trials), means(store, *crew.units, gpu=GPU, hire=crew.hire))
     finally:
         crew.close()
         assert not [each for node in ray.all for each in node.actors]

@@ -21,17 +21,17 @@ from simulated_device import (
     Simulation,
     before_the_start,
     behind_the_end,
-    exact,
     last_column,
     lse_not_written,
     lse_shifted,
-    measure,
     odd_rows_poisoned,
     zeros,
 )
 from tuner_fakes import FAMILY, GPU
 
 from flashtune.codegen.families.fma_fwd import FmaFwd
+from flashtune.tuner.bench import exact
+from flashtune.tuner.bench import timer as measure
 from flashtune.tuner.processes.compile_pool import Built
 from flashtune.tuner.search.space import make_space
 from flashtune.tuner.trial.outcome import DeviceLostError
