@@ -6,11 +6,17 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.problem.problem import Problem
 
+Array = NDArray[np.int64]
 Bound = Literal["tensor", "alu", "shared", "memory", "latency"]
 """What a kernel's time is mostly due to."""
+MOST_TILES = 4096
+"""Tiles of a head that are counted one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,36 +68,35 @@ class Work:
 @functools.lru_cache(maxsize=4096)
 def walk(problem: Problem, block_m: int, block_n: int) -> tuple[float, int]:
     """Key blocks that a tile of ``block_m`` rows visits: (mean over the tiles of one head, most of any tile)."""
-    tiles = -(-problem.seqlen_q // block_m)
-    blocks = -(-problem.seqlen_k // block_n)
-    if not problem.causal:
-        return float(blocks), blocks
-    offset = problem.seqlen_k - problem.seqlen_q
-    stride = max(1, tiles // 4096)  # a million-token sequence does not need every tile counted
-    visited = [_visible(min((tile + 1) * block_m, problem.seqlen_q) + offset, block_n, blocks)
-               for tile in range(0, tiles, stride)]  # fmt: skip
-    last = _visible(problem.seqlen_k, block_n, blocks)
-    return sum(visited) / len(visited), max(max(visited), last)
+    visited = _blocks(*problem.mask.seen_by_any(*_tiles(problem, block_m)), block_n)
+    last = _blocks(*problem.mask.seen(np.array([problem.seqlen_q - 1])), block_n)
+    return float(visited.mean()), int(max(visited.max(), last[0]))
 
 
 @functools.lru_cache(maxsize=4096)
 def masked(problem: Problem, block_m: int, block_n: int) -> float:
     """Mean over the tiles of one head: key blocks that a tile of ``block_m`` rows visits and not all its rows see."""
+    tiles = _tiles(problem, block_m)
+    visited = _blocks(*problem.mask.seen_by_any(*tiles), block_n)
+    return float((visited - _whole_blocks(*problem.mask.seen_by_all(*tiles), block_n)).mean())
+
+
+def _tiles(problem: Problem, block_m: int) -> tuple[Array, Array]:
+    """First rows, and one past the last, of the tiles of one head; of a million tokens not every tile counts."""
     tiles = -(-problem.seqlen_q // block_m)
-    blocks = -(-problem.seqlen_k // block_n)
-    whole = problem.seqlen_k // block_n
-    if not problem.causal:
-        return float(blocks - whole)
-    offset = problem.seqlen_k - problem.seqlen_q
-    stride = max(1, tiles // 4096)
-    counts = [_visible(min((tile + 1) * block_m, problem.seqlen_q) + offset, block_n, blocks)
-              - min(whole, max(0, tile * block_m + 1 + offset) // block_n)
-              for tile in range(0, tiles, stride)]  # fmt: skip
-    return sum(counts) / len(counts)
+    begins = block_m * np.arange(0, tiles, max(1, tiles // MOST_TILES))
+    return begins, np.minimum(begins + block_m, problem.seqlen_q)
 
 
-def _visible(keys: int, block_n: int, blocks: int) -> int:
-    return min(blocks, max(0, -(-keys // block_n)))
+def _blocks(begin: Array, end: Array, block_n: int) -> Array:
+    """Numbers of blocks of keys that hold any of [begin, end)."""
+    found: Array = np.where(end > begin, -(-end // block_n) - begin // block_n, 0)
+    return found
+
+
+def _whole_blocks(begin: Array, end: Array, block_n: int) -> Array:
+    """Numbers of blocks of keys that lie in [begin, end)."""
+    return np.maximum(0, end // block_n - -(-begin // block_n))
 
 
 def tensor_flops_clock(gpu: Gpu) -> float:

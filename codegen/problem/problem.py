@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from flashtune import values
 from flashtune.errors import InvalidInput
 
+from .mask import Mask
+
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of one element by dtype name."""
 
@@ -145,16 +147,14 @@ class Problem:
         return 1.0 / math.sqrt(self.head_dim)
 
     @property
+    def mask(self) -> Mask:
+        """Which keys each query sees."""
+        return Mask(self.seqlen_q, self.seqlen_k, self.causal)
+
+    @property
     def visible_pairs(self) -> int:
         """(query, key) pairs that the mask leaves visible, per batch entry and head."""
-        rows, keys = self.seqlen_q, self.seqlen_k
-        if not self.causal:
-            return rows * keys
-        first = keys - rows + 1  # keys visible to query 0; may be negative
-        hidden = min(max(0, 1 - first), rows)  # rows that see no key
-        low = max(first, 1)
-        count = rows - hidden
-        return (low + keys) * count // 2 if count else 0
+        return self.mask.pairs
 
     @property
     def flops(self) -> int:

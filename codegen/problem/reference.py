@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .mask import Mask
+
 Array = NDArray[Any]
 Compute = type[np.float32] | type[np.float64]
 Product = Callable[[Array, Array], Array]
@@ -48,6 +50,7 @@ def tiled_attention(
     seqlen_q, seqlen_k, head_dim = q.shape[1], k.shape[1], q.shape[3]
     compute: Compute = np.float64 if q.dtype == np.float64 else np.float32
     factor = compute(1.0 / math.sqrt(head_dim) if scale is None else scale)
+    mask = Mask(seqlen_q, seqlen_k, causal)
     out = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
     lse = np.empty((q.shape[0], q.shape[2], seqlen_q), np.float32)
 
@@ -60,9 +63,10 @@ def tiled_attention(
                 row_max = np.full((*queries.shape[:2], 1), -np.inf, compute)  # of the scores so far
                 row_sum = np.zeros_like(row_max)  # of exp(score - row_max) so far
                 accumulated = np.zeros((*queries.shape[:2], v.shape[3]), compute)  # of exp(score - row_max) times value
-                for key_begin in range(0, _key_end(rows, seqlen_q, seqlen_k, causal), block_n):
+                first, end = (int(each[0]) for each in mask.seen_by_any(np.array([rows.start]), np.array([rows.stop])))
+                for key_begin in range(first // block_n * block_n, end, block_n):
                     keys = slice(key_begin, min(key_begin + block_n, seqlen_k))
-                    visible = _visible(rows, keys, seqlen_q, seqlen_k, causal)
+                    visible = _visible(mask, rows, keys)
 
                     scores = queries @ k[batch, keys, head_kv].astype(compute).T * factor
                     scores = np.where(visible, scores, -np.inf)
@@ -106,7 +110,7 @@ def plain_attention(
     seqlen_q, seqlen_k, head_dim = q.shape[1], k.shape[1], q.shape[3]
     exact = compute_dtype is np.float64
     factor = compute_dtype(1.0 / math.sqrt(head_dim) if scale is None else scale)
-    visible = _visible(slice(0, seqlen_q), slice(0, seqlen_k), seqlen_q, seqlen_k, causal)
+    visible = _visible(Mask(seqlen_q, seqlen_k, causal), slice(0, seqlen_q), slice(0, seqlen_k))
     dtype = dtype or q.dtype.name
     out_dtype = out_dtype or dtype
     product: Product = np.matmul if exact else _sequential if dtype == "float32" else _tensor_core
@@ -160,16 +164,12 @@ def _by_head(rows: Array, compute: Compute) -> Array:
     return np.ascontiguousarray(rows.swapaxes(0, 1), dtype=compute)
 
 
-def _visible(rows: slice, keys: slice, seqlen_q: int, seqlen_k: int, causal: bool) -> NDArray[np.bool_]:
+def _visible(mask: Mask, rows: slice, keys: slice) -> NDArray[np.bool_]:
     """Which of ``keys`` each of ``rows`` sees: [rows, keys]."""
-    query = np.arange(rows.start, rows.stop)[:, None]
-    key = np.arange(keys.start, keys.stop)[None, :]
-    return key <= query + (seqlen_k - seqlen_q) if causal else np.full((query.size, key.size), True)
-
-
-def _key_end(rows: slice, seqlen_q: int, seqlen_k: int, causal: bool) -> int:
-    """One past the last key that any of ``rows`` sees."""
-    return max(0, rows.stop + seqlen_k - seqlen_q) if causal else seqlen_k
+    begin, end = mask.seen(np.arange(rows.start, rows.stop))
+    key = np.arange(keys.start, keys.stop)
+    seen: NDArray[np.bool_] = (begin[:, None] <= key) & (key < end[:, None])
+    return seen
 
 
 def _subtractable(row_max: Array) -> Array:
