@@ -96,7 +96,8 @@ def _blocks(begin: Array, end: Array, block_n: int) -> Array:
 
 def _whole_blocks(begin: Array, end: Array, block_n: int) -> Array:
     """Numbers of blocks of keys that lie in [begin, end)."""
-    return np.maximum(0, end // block_n - -(-begin // block_n))
+    found: Array = np.maximum(0, end // block_n - -(-begin // block_n))
+    return found
 
 
 def tensor_flops_clock(gpu: Gpu) -> float:

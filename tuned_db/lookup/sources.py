@@ -57,7 +57,7 @@ class Shipped:
         self._listed: dict[tuple[Spec | None, str], list[Problem]] = {}
         for line in lines:
             try:
-                problem, gpu_key = _backend(line)
+                problem, gpu_key = _problem_and_gpu(line)
             except InvalidInput as error:
                 _log.debug("passed over: %s", error)
                 continue
@@ -117,7 +117,7 @@ _GPU_KEY = re.compile(rb'"gpu_key":"([^"\\]+)"')
 _PROBLEM = re.compile(rb'"problem":(\{[^{}]*\})')
 
 
-def _backend(line: bytes) -> tuple[Problem, str]:
+def _problem_and_gpu(line: bytes) -> tuple[Problem, str]:
     """Problem and device model of a row, as `exchange.write_export` spells it. To parse all of each line takes five
     times as long, for some hundred of which a process needs a few; those are held to what is found here."""
     key, problem = _GPU_KEY.search(line), _PROBLEM.search(line)

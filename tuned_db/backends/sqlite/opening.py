@@ -49,7 +49,7 @@ class File(Backend):
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        path, mode = self._backend()
+        path, mode = self._path_and_mode()
         with (
             sqlite_failures(self.path, writing=False, timeout=self._timeout),
             connection_to(path, mode, self._timeout, self.path) as connection,
@@ -68,7 +68,7 @@ class File(Backend):
         ):
             yield connection
 
-    def _backend(self) -> tuple[Path, Mode]:
+    def _path_and_mode(self) -> tuple[Path, Mode]:
         """What is read, and how."""
         if not self.readonly:
             return self.path, "read"
