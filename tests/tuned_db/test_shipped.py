@@ -93,3 +93,17 @@ def test_what_ships_is_read_once_and_only_for_its_capability(
     for _ in range(3):
         assert look().level == "exact"
     assert len(read) == 1
+
+
+def test_a_problem_with_values_in_values_is_read_whole(
+    measurement: Make, ship: Make, shipped: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pattern ended at the first bracket: rows of a newer version were passed over as no measurement at all."""
+    ship(measurement())
+    (line,) = read_lines(shipped / "some.jsonl")[1]
+    newer = line.replace(b'"problem":{', b'"problem":{"features":{"window":[3,"}"]},')
+    assert newer != line
+    with caplog.at_level("DEBUG", "flashtune"):
+        sources.Shipped([newer], "9.0a")
+    (record,) = caplog.records
+    assert record.getMessage().startswith("passed over: Problem has no field features. Known: dtype,")

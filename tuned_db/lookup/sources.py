@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import re
 from collections import defaultdict
@@ -114,16 +115,22 @@ class Shipped:
 
 
 _GPU_KEY = re.compile(rb'"gpu_key":"([^"\\]+)"')
-_PROBLEM = re.compile(rb'"problem":(\{[^{}]*\})')
+_PROBLEM = b'"problem":'
+_decoder = json.JSONDecoder()
 
 
 def _problem_and_gpu(line: bytes) -> tuple[Problem, str]:
-    """Problem and device model of a row, as `exchange.write_export` spells it. To parse all of each line takes five
-    times as long, for some hundred of which a process needs a few; those are held to what is found here."""
-    key, problem = _GPU_KEY.search(line), _PROBLEM.search(line)
-    if key is None or problem is None:
+    """Problem and device model of a row, as `write_export` spells it. To parse all of each line takes several times as
+    long, for some hundred of which a process needs a few; those are held to what is found here."""
+    key, at = _GPU_KEY.search(line), line.find(_PROBLEM)
+    if key is None or at < 0:
         raise InvalidInput(f"no measurement: {line[:40]!r}")
-    return problem_from_text(problem[1].decode("ascii", "replace")), key[1].decode("ascii", "replace")
+    text = line[at + len(_PROBLEM) :].decode("utf-8", "replace")
+    try:
+        _, end = _decoder.raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"no measurement: {line[:40]!r}: {error}") from error
+    return problem_from_text(text[:end]), key[1].decode("ascii", "replace")
 
 
 def _mentions(lines: Iterable[bytes], statuses: Iterable[str]) -> bool:
