@@ -22,8 +22,7 @@ from typing import Any
 from environment import environment
 
 import flashtune
-from flashtune.codegen.families.model import default_config
-from flashtune.codegen.families.registry import source_for
+from flashtune.codegen.families.registry import default_config, source_for
 from flashtune.codegen.gpu.devices import visible_gpus
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.lookup.lookup import find_in

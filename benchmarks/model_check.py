@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from flashtune.codegen.families.model import CONSTANTS, Constants, Estimate, predict, preference
+from flashtune.codegen.families.model import CONSTANTS, Constants, Estimate, preference
 from flashtune.codegen.families.sm80_fwd import COSTS, Costs, Sm80Fwd, Sm80FwdConfig
 from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem, Spec
@@ -95,11 +95,8 @@ def read_sweep(path: Path = SWEEP) -> list[Row]:
 
 def estimates(rows: Sequence[Row], fit: Fit, compiled: bool) -> list[Estimate]:
     """By the model: with the compiler's facts, or with what is known before compiling."""
-    kind = Sm80Fwd(fit.costs)
-    return [
-        predict(row.problem, row.config, GPU, row.facts if compiled else None, constants=fit.constants, kind=kind)
-        for row in rows
-    ]
+    kind = Sm80Fwd(fit.costs, fit.constants)
+    return [kind.predict(row.config, row.problem, GPU, row.facts if compiled else None) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

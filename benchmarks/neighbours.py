@@ -22,8 +22,7 @@ from typing import Any
 from environment import environment
 from model_check import RESULTS
 
-from flashtune.codegen.families.model import default_config, predict
-from flashtune.codegen.families.registry import family
+from flashtune.codegen.families.registry import default_config, family, predict
 from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem, Spec

@@ -21,7 +21,8 @@ from environment import environment
 from model_check import Facts
 
 from flashtune.codegen.compiler.nvrtc import compile_source
-from flashtune.codegen.families.model import predict, preference
+from flashtune.codegen.families.model import preference
+from flashtune.codegen.families.registry import predict
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
 from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.plan.config import Config

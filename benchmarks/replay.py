@@ -44,14 +44,10 @@ import numpy as np
 from environment import environment
 from model_check import FITS, GPU, RESULTS, STAGES, Fit, group
 
-from flashtune.codegen.families.counts import Bound
-from flashtune.codegen.families.family import Family
-from flashtune.codegen.families.model import default_config, predict
-from flashtune.codegen.families.registry import unusable
+from flashtune.codegen.families.registry import default_config, unusable
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd
-from flashtune.codegen.families.sm90_time import CONSTANTS, TimeConstants, predict_seconds
-from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.families.sm90_time import CONSTANTS, TimeConstants
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.records.measurement import Measurement
@@ -115,16 +111,6 @@ def sweeps(part: str) -> list[Sweep]:
     return [Sweep(each.problem, {**each.rows, **other[each.problem]}) for each in both]
 
 
-class _Sm90(Sm90Fwd):
-    """`sm90_fwd` with other constants than it ships with."""
-
-    def __init__(self, constants: TimeConstants) -> None:
-        self.constants = constants
-
-    def own_estimate(self, config: Any, problem: Problem, gpu: Gpu) -> tuple[float, Bound]:
-        return predict_seconds(config, problem, gpu, self.constants)
-
-
 def spaces(sweep: Sweep, model: str, seed: int) -> list[Space]:
     """The configs of ``sweep`` by family, ranked by ``model``."""
     without, without_sm90 = (json.loads(path.read_text(encoding="utf-8"))["without"] for path in (FITS, FITS_SM90))
@@ -136,12 +122,12 @@ def spaces(sweep: Sweep, model: str, seed: int) -> list[Space]:
         fit = Fit.of({key: value * math.exp(draw.gauss(0, ROUGH)) for key, value in Fit().values().items()})
         off = {key: value * math.exp(draw.gauss(0, ROUGH)) for key, value in asdict(CONSTANTS).items()}
         fit_sm90 = TimeConstants(**off)
-    kinds: dict[str, Family] = {"sm80_fwd": Sm80Fwd(fit.costs), "sm90_fwd": _Sm90(fit_sm90)}
+    kinds: dict[str, Any] = {"sm80_fwd": Sm80Fwd(fit.costs, fit.constants), "sm90_fwd": Sm90Fwd(fit_sm90)}
     found = []
     for name in sorted({config.family for config in sweep.rows}):
         kind = kinds[name]
         configs = [config for config in sweep.rows if config.family == name]
-        estimates = [predict(sweep.problem, each, GPU, constants=fit.constants, kind=kind) for each in configs]
+        estimates = [kind.predict(each, sweep.problem, GPU) for each in configs]
         found.append(ranked(kind, list(zip(configs, estimates, strict=True)), Counter()))
     return found
 

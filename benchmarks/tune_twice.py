@@ -22,7 +22,7 @@ from typing import Any
 from environment import environment
 
 import flashtune
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.gpu.devices import visible_gpus
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem

@@ -21,7 +21,7 @@ from terminal import SOURCES, Shown, on_terminal
 from test_import_direction import own_files
 
 from flashtune.cli.common.output import safe
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.tuner.results.report import Row
 from flashtune.tuner.trial.failures import CommonFailure
 from flashtune.tuner.tune import session

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from fake_tuner import H100, ONE, TWO, Tuner, call
 
 from flashtune.cli.main import main
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.commands import one_config
 from flashtune.tuner.commands.one_config import Shared

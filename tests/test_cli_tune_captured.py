@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_tuner import H100, ONE, TWO, Tuner, call
 
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.settings import database_path

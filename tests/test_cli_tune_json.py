@@ -11,7 +11,7 @@ import click
 import pytest
 from fake_tuner import H100, ONE, Tuner, call
 
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuner.tune import session
 

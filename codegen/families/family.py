@@ -7,7 +7,6 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from flashtune.codegen.compiler.render import Source, templates
@@ -17,25 +16,12 @@ from flashtune.codegen.plan.plan import Kernel, Plan, TensorBox
 from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.errors import IllegalConfig, UnsupportedProblem
 
-from .counts import Bound, Work
+from .counts import Work
+from .model import CONSTANTS, CompilerFacts, Constants, Estimate, predict_by_counts
+from .resources import Resources
 
 MAX_GRID_X = 2**31 - 1
 MAX_HEAD_DIM = 256
-_MAX_REGISTERS = 255
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one thread block of a config takes, known before compiling. ``registers`` per thread is an estimate.
-
-    ``spill_free`` is a promise that a test holds the family to; without it a config may spill a little, which can
-    still be fastest.
-    """
-
-    threads: int
-    shared_memory: int
-    registers: int
-    spill_free: bool = True
 
 
 C = TypeVar("C", bound=Config)
@@ -54,6 +40,8 @@ class Family(ABC, Generic[C]):
     """Whether it is for what no other family serves."""
     config_type: type[C]
     ops: tuple[str, ...] = ("forward",)
+    constants: Constants = CONSTANTS
+    """Of the performance model, fitted for the family."""
     entry: str
     """Name of the kernel's ``extern "C"`` function."""
 
@@ -139,13 +127,14 @@ class Family(ABC, Generic[C]):
         return (config,)
 
     def work(self, config: C, problem: Problem, gpu: Gpu) -> Work:
-        """Counts of what a launch does, for :mod:`.model`; a family without them can't be predicted."""
+        """Counts of what a launch does, from which :meth:`predict` goes; not for a family that overrides that."""
         raise NotImplementedError(f"{self.name} gives no counts to the performance model")
 
-    def own_estimate(self, config: C, problem: Problem, gpu: Gpu) -> tuple[float, Bound] | None:
-        """Seconds on the chip, without traffic with device memory, and what bounds them: for a family that the general
-        performance model does not describe. None: it does, from :meth:`work`."""
-        return None
+    def predict(self, config: C, problem: Problem, gpu: Gpu, compiled: CompilerFacts | None = None) -> Estimate:
+        """The expected time of ``config``, which must be usable. ``compiled`` has real registers and spills for the
+        expected ones."""
+        work, needs = self.work(config, problem, gpu), self.resources(config, problem.spec)
+        return predict_by_counts(problem, gpu, work, needs, compiled, self.constants)
 
     def check(self, config: C, spec: Spec, gpu: Gpu) -> None:
         """Raises :class:`UnsupportedProblem` or :class:`IllegalConfig` with the reason."""
@@ -202,25 +191,6 @@ class Family(ABC, Generic[C]):
 
 AnyFamily = Family[Config]
 """A family whose type of configs is not known where it is used: a config that is passed to it must be of that type."""
-
-
-def register_cap(threads: int, blocks_per_sm: int) -> int:
-    """Registers per thread that ``__launch_bounds__(threads, blocks_per_sm)`` leaves: allocated in steps of 8."""
-    return min(_MAX_REGISTERS, 65536 // (threads * blocks_per_sm) // 8 * 8)
-
-
-def too_large(needs: Resources, blocks_per_sm: int, gpu: Gpu) -> str | None:
-    """Why ``blocks_per_sm`` thread blocks that take ``needs`` each can't be on an SM, or are no limit; or None."""
-    if needs.shared_memory > gpu.shared_memory_block:
-        return f"needs {needs.shared_memory} B of shared memory, {gpu} has {gpu.shared_memory_block} B"
-    if blocks_per_sm * (needs.shared_memory + gpu.shared_memory_reserved) > gpu.shared_memory_sm:
-        return f"blocks_per_sm={blocks_per_sm} do not fit the shared memory of {gpu}"
-    cap = register_cap(needs.threads, blocks_per_sm)
-    if needs.registers > cap:
-        return f"needs about {needs.registers} registers per thread, {cap} are left"
-    if blocks_per_sm > 1 and register_cap(needs.threads, blocks_per_sm - 1) == cap:
-        return f"blocks_per_sm={blocks_per_sm} caps registers no more than {blocks_per_sm - 1} does"
-    return None
 
 
 def unsupported_width(spec: Spec) -> str | None:

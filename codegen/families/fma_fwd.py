@@ -17,7 +17,8 @@ from flashtune.codegen.problem.problem import INPUT_DTYPES, ITEM_BYTES, VECTOR_A
 from flashtune.errors import UnsupportedProblem
 
 from .counts import Work, fp32_flops_clock, walk
-from .family import Family, Resources, register_cap, too_large, unsupported_width
+from .family import Family, unsupported_width
+from .resources import Resources, register_cap, too_large
 
 MIN_CAPABILITY = (7, 5)
 PACK = 4

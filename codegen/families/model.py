@@ -11,22 +11,15 @@ an H200.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from flashtune.codegen.gpu.gpu import Gpu
-from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 
 from .counts import Bound, Work
-from .family import AnyFamily, Resources
-from .registry import family, supporting
+from .resources import Resources, blocks_per_sm
 
-REGISTERS_SM = 65536
-"""32-bit registers of an SM on every chip from sm_75 to sm_120 (CUDA programming guide)."""
-REGISTER_UNIT = 256
-"""Registers are given to warps in units of this many (same source)."""
 EXP_CLOCK = 16
 """Exponentials per clock and SM (same source)."""
 ISSUE_CLOCK = 128
@@ -129,61 +122,20 @@ class Estimate:
         )
 
 
-def predict(
-    problem: Problem,
-    config: Config,
-    gpu: Gpu,
-    compiled: CompilerFacts | None = None,
-    *,
-    constants: Constants = CONSTANTS,
-    kind: AnyFamily | None = None,
-) -> Estimate:
-    """Expected time of ``config``, which must be legal. ``compiled`` has real registers and spills for expected ones.
-
-    ``kind``: the family with other costs than it ships with, for fitting.
-    """
-    kind = kind or family(config.family)
-    if own := kind.own_estimate(config, problem, gpu):
-        return _own(problem, config, gpu, kind, *own)
-    work = kind.work(config, problem, gpu)
-    needs = kind.resources(config, problem.spec)
-    if compiled is not None:
-        shared = needs.shared_memory + compiled.static_shared_bytes
-        needs = Resources(needs.threads, shared, compiled.registers)
-        spilled = compiled.spill_bytes
-    else:
-        needs = Resources(needs.threads, needs.shared_memory, work.registers or needs.registers)
-        spilled = work.spill_bytes
-    return estimate(problem, work, needs, gpu, spilled, constants)
-
-
-def default_config(problem: Problem, gpu: Gpu, families: Sequence[AnyFamily] | None = None) -> Config:
-    """What serves ``problem`` where nothing is known: of the defaults, the one with the least predicted time.
-
-    ``families`` to choose from all support it; by default all that do. Raises `UnsupportedProblem` where there is none.
-    """
-    kinds = families or supporting(problem.spec, gpu)
-    found = [(each, each.default_for(problem, gpu)) for each in kinds]
-    fit = [(each, config) for each, config in found if each.unusable(config, problem, gpu) is None]
-    if not fit:  # sizes that nothing takes: the plan says why
-        return found[-1][1]
-    first = [config for each, config in fit if not each.last_resort]
-    return min(first or [config for _, config in fit], key=lambda config: predict(problem, config, gpu).seconds)
-
-
 def preference(estimate: Estimate, spill_bytes: int) -> float:
     """What to order configs by where the first is used unmeasured; less is better. Seconds, but for `SPILL_MARGIN`."""
     return estimate.seconds * (SPILL_MARGIN if spill_bytes else 1.0)
 
 
-def blocks_per_sm(needs: Resources, gpu: Gpu) -> int:
-    """Thread blocks that fit one SM by threads, registers, shared memory and the block limit; 0 if none does."""
-    warps = -(-needs.threads // 32)
-    per_warp = -(-needs.registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
-    by_registers = REGISTERS_SM // per_warp // warps if per_warp else gpu.max_blocks_sm
-    taken = needs.shared_memory + gpu.shared_memory_reserved
-    by_shared = gpu.shared_memory_sm // taken if taken else gpu.max_blocks_sm
-    return min(by_registers, by_shared, gpu.max_threads_sm // (warps * 32), gpu.max_blocks_sm)
+def predict_by_counts(
+    problem: Problem, gpu: Gpu, work: Work, needs: Resources, compiled: CompilerFacts | None, constants: Constants
+) -> Estimate:
+    """The expected time of a launch that does ``work``, whose thread blocks take ``needs``."""
+    if compiled is None:
+        expected = Resources(needs.threads, needs.shared_memory, work.registers or needs.registers)
+        return estimate(problem, work, expected, gpu, work.spill_bytes, constants)
+    real = Resources(needs.threads, needs.shared_memory + compiled.static_shared_bytes, compiled.registers)
+    return estimate(problem, work, real, gpu, compiled.spill_bytes, constants)
 
 
 def estimate(
@@ -207,13 +159,14 @@ def estimate(
     return Estimate(seconds, bound, resident, work.tiles / slots, problem.flops / seconds / 1e12)
 
 
-def _own(problem: Problem, config: Config, gpu: Gpu, kind: AnyFamily, on_chip: float, bound: Bound) -> Estimate:
-    """What a family says of itself, beside the traffic with device memory."""
+def with_memory_traffic(
+    problem: Problem, gpu: Gpu, on_chip: float, bound: Bound, needs: Resources, tiles: int, blocks: int
+) -> Estimate:
+    """The expected time of ``blocks`` thread blocks that need ``on_chip`` seconds without device memory."""
     memory = problem.min_bytes / (gpu.bandwidth_gb_s * 1e9 * MEMORY_REACHED)
     seconds = _soft_max(on_chip, memory, MEMORY_SHARPNESS)
-    blocks = kind.blocks(config, problem, gpu)
-    resident = max(1, blocks_per_sm(kind.resources(config, problem.spec), gpu))
-    waves = kind.tiles(config, problem) / (resident * gpu.num_sms)
+    resident = max(1, blocks_per_sm(needs, gpu))
+    waves = tiles / (resident * gpu.num_sms)
     found: Bound = "memory" if memory > on_chip else bound
     return Estimate(seconds, found, min(resident, -(-blocks // gpu.num_sms)), waves, problem.flops / seconds / 1e12)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashtune.codegen.compiler.render import Source
@@ -14,6 +14,7 @@ from flashtune.values import shown
 
 from .family import AnyFamily
 from .fma_fwd import FmaFwd
+from .model import CompilerFacts, Estimate
 from .sm80_fwd import Sm80Fwd
 from .sm90_fwd import Sm90Fwd
 
@@ -44,6 +45,11 @@ def unusable(config: Config, problem: Problem, gpu: Gpu) -> str | None:
     return family(config.family).unusable(config, problem, gpu)
 
 
+def predict(problem: Problem, config: Config, gpu: Gpu, compiled: CompilerFacts | None = None) -> Estimate:
+    """The expected time of ``config``; see `Family.predict`."""
+    return family(config.family).predict(config, problem, gpu, compiled)
+
+
 def supporting(spec: Spec, gpu: Gpu) -> list[AnyFamily]:
     """Families that serve ``spec`` on ``gpu``, the most specialised first; none raises :class:`UnsupportedProblem`."""
     reasons = {each.name: each.refuses(spec, gpu) for each in families().values()}
@@ -57,3 +63,17 @@ def supporting(spec: Spec, gpu: Gpu) -> list[AnyFamily]:
 def read_config(name: str, data: Mapping[str, object]) -> Config:
     """A config of family ``name`` from untrusted data."""
     return family(name).config_type.from_json(data)
+
+
+def default_config(problem: Problem, gpu: Gpu, families: Sequence[AnyFamily] | None = None) -> Config:
+    """What serves ``problem`` where nothing is known: of the defaults, the one with the least predicted time.
+
+    ``families`` to choose from all support it; by default all that do. Raises `UnsupportedProblem` where there is none.
+    """
+    kinds = families or supporting(problem.spec, gpu)
+    found = [(each, each.default_for(problem, gpu)) for each in kinds]
+    fit = [(each, config) for each, config in found if each.unusable(config, problem, gpu) is None]
+    if not fit:  # sizes that nothing takes: the plan says why
+        return found[-1][1]
+    first = [config for each, config in fit if not each.last_resort]
+    return min(first or [config for _, config in fit], key=lambda config: predict(problem, config, gpu).seconds)

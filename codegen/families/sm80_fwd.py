@@ -11,7 +11,9 @@ from flashtune.codegen.plan.config import Config, parameter
 from flashtune.codegen.problem.problem import MAX_LENGTH, Problem, Spec
 
 from .counts import Work, masked, tensor_flops_clock, walk
-from .family import Family, Resources, register_cap, too_large, unsupported_width
+from .family import Family, unsupported_width
+from .model import CONSTANTS, Constants
+from .resources import Resources, register_cap, too_large
 
 ELEMENTS = {"float16": "Half", "bfloat16": "BFloat16"}
 """What tensor cores multiply, by its name in templates/lib/types.cuh."""
@@ -83,8 +85,9 @@ class Sm80Fwd(Family[Sm80FwdConfig]):
     config_type = Sm80FwdConfig
     entry = "sm80_fwd"
 
-    def __init__(self, costs: Costs = COSTS) -> None:
+    def __init__(self, costs: Costs = COSTS, constants: Constants = CONSTANTS) -> None:
         self.costs = costs
+        self.constants = constants
 
     def unsupported(self, spec: Spec, gpu: Gpu) -> str | None:
         if gpu.capability < (8, 0):

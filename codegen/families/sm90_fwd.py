@@ -11,10 +11,11 @@ from flashtune.codegen.plan.config import Config, parameter
 from flashtune.codegen.plan.plan import TensorBox
 from flashtune.codegen.problem.problem import VECTOR_ALIGNMENT, Problem, Spec
 
-from .counts import Bound
-from .family import Family, Resources, register_cap, unsupported_width
+from .family import Family, unsupported_width
+from .model import CompilerFacts, Estimate, with_memory_traffic
+from .resources import Resources, register_cap
 from .sm80_fwd import ELEMENTS
-from .sm90_time import WARPGROUP_ROWS, predict_seconds
+from .sm90_time import CONSTANTS, WARPGROUP_ROWS, TimeConstants, predict_seconds
 
 _BARRIERS_BYTES = 1024
 """Before the tiles in shared memory, which start on whole swizzle patterns."""
@@ -75,6 +76,9 @@ class Sm90Fwd(Family[Sm90FwdConfig]):
     name = "sm90_fwd"
     config_type = Sm90FwdConfig
     entry = "sm90_fwd"
+
+    def __init__(self, times: TimeConstants = CONSTANTS) -> None:
+        self.times = times
 
     def unsupported(self, spec: Spec, gpu: Gpu) -> str | None:
         if gpu.arch != "sm_90a":
@@ -207,8 +211,14 @@ class Sm90Fwd(Family[Sm90FwdConfig]):
         """The counter of templates/blocks/scheduler_persistent.cuh."""
         return (_COUNTER_BYTES, _COUNTER_BYTES) if config.scheduler == "dynamic" else (0, 0)
 
-    def own_estimate(self, config: Sm90FwdConfig, problem: Problem, gpu: Gpu) -> tuple[float, Bound]:
-        return predict_seconds(config, problem, gpu)
+    def predict(
+        self, config: Sm90FwdConfig, problem: Problem, gpu: Gpu, compiled: CompilerFacts | None = None
+    ) -> Estimate:
+        """As `sm90_time.py` has it: what the compiler made tells nothing more, since legal configs don't spill."""
+        seconds, bound = predict_seconds(config, problem, gpu, self.times)
+        tiles, blocks = self.tiles(config, problem), self.blocks(config, problem, gpu)
+        needs = self.resources(config, problem.spec)
+        return with_memory_traffic(problem, gpu, seconds, bound, needs, tiles, blocks)
 
 
 def padded(head_dim: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashtune.call.choose import plan_for
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.plan.plan import Plan

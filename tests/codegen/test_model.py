@@ -16,7 +16,8 @@ import pytest
 from flashtune.codegen.compiler.nvrtc import compile_source
 from flashtune.codegen.families import model
 from flashtune.codegen.families.counts import Work, tensor_flops_clock, walk
-from flashtune.codegen.families.family import Resources
+from flashtune.codegen.families.registry import predict
+from flashtune.codegen.families.resources import Resources, blocks_per_sm
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
 from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
@@ -79,7 +80,7 @@ def seconds(problem: Problem = LONG, needs: Resources = NEEDS, spilled: int = 0,
     ids=["registers", "registers-rounded-up", "threads", "blocks", "shared", "shared-with-reserve", "does-not-fit"],
 )
 def test_occupancy_follows_the_tightest_limit(needs: Resources, blocks: int) -> None:
-    assert model.blocks_per_sm(needs, CHIP) == blocks
+    assert blocks_per_sm(needs, CHIP) == blocks
 
 
 def test_more_stages_are_never_slower_at_equal_occupancy() -> None:
@@ -121,7 +122,7 @@ def test_causal_costs_more_than_half_and_less_than_all_of_full() -> None:
 
 
 def test_one_tile_more_than_a_wave_starts_another_wave() -> None:
-    resident = model.blocks_per_sm(NEEDS, CHIP) * CHIP.num_sms
+    resident = blocks_per_sm(NEEDS, CHIP) * CHIP.num_sms
     exact, more = seconds(tiles=resident), seconds(tiles=resident + 1)
     assert exact < more < 2 * exact
 
@@ -237,7 +238,7 @@ def test_what_is_chosen_for_a_card_compiles_without_spills_and_fits(name: str, h
         causal=causal,
     )  # fmt: skip
     legal, _ = rules.enumerate(problem.spec, gpu)
-    expected = {each: model.predict(problem, each, gpu) for each in legal}
+    expected = {each: predict(problem, each, gpu) for each in legal}
     fastest = min(each.seconds for each in expected.values())
     spills = {each: rules.work(each, problem, gpu).spill_bytes for each in legal}
     order = sorted(legal, key=lambda each: (model.preference(expected[each], spills[each]), each.key))
@@ -245,7 +246,7 @@ def test_what_is_chosen_for_a_card_compiles_without_spills_and_fits(name: str, h
         assert isinstance(config, Sm80FwdConfig)
         source = rules.source(config, problem.spec)
         built = compile_source(source, gpu.arch)
-        estimate = model.predict(problem, config, gpu, built)
+        estimate = predict(problem, config, gpu, built)
         if not built.spill_bytes and estimate.seconds <= fastest * model.SPILL_MARGIN:
             break
     else:
@@ -253,4 +254,4 @@ def test_what_is_chosen_for_a_card_compiles_without_spills_and_fits(name: str, h
     needs = rules.resources(config, problem.spec)
     shared = needs.shared_memory + built.static_shared_bytes
     assert shared <= gpu.shared_memory_block
-    assert model.blocks_per_sm(Resources(needs.threads, shared, built.registers), gpu) >= config.blocks_per_sm
+    assert blocks_per_sm(Resources(needs.threads, shared, built.registers), gpu) >= config.blocks_per_sm

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from turns import checkered
 
-from flashtune.codegen.families.family import register_cap
+from flashtune.codegen.families.resources import register_cap
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
 from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.gpu.table import GPUS

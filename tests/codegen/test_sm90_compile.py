@@ -17,7 +17,7 @@ from sm90_points import FAMILY, H200, SPEC, config, default, source
 from turns import by_turns
 
 from flashtune.codegen.compiler.nvrtc import Compiled, compile_source
-from flashtune.codegen.families.family import register_cap
+from flashtune.codegen.families.resources import register_cap
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
 from flashtune.codegen.problem.problem import Spec
 

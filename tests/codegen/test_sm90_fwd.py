@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sm90_points import FAMILY, H200, SPEC, config, default, problem
 
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
 from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.gpu.table import GPUS

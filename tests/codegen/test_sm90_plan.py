@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from sm90_points import FAMILY, H200, SPEC, config, problem, source
 
-from flashtune.codegen.families.family import register_cap
+from flashtune.codegen.families.resources import register_cap
 from flashtune.codegen.plan.plan import Strides, TensorBox, describe_map
 from flashtune.errors import InvalidInput
 

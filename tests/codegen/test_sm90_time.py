@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.families.model import default_config, predict
+from flashtune.codegen.families.registry import default_config, predict
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd, Sm90FwdConfig
 from flashtune.codegen.families.sm90_time import CONSTANTS, TimeConstants, predict_seconds
 from flashtune.codegen.gpu.gpu import gpu_by_alias

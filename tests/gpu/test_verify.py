@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flashtune import attention
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.gpu.devices import require_device
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.lookup.lookup import find

@@ -20,7 +20,7 @@ from command_line import run
 from fakes import H200, PairConfig, SoloConfig, install, make_measurement, make_prediction, make_problem
 
 import flashtune
-from flashtune.codegen.families import model
+from flashtune.codegen.families import registry
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.exchange.export_file import write_export
@@ -54,7 +54,7 @@ def predicted(monkeypatch: pytest.MonkeyPatch) -> dict[Config, float]:
     class Estimate:
         seconds: float
 
-    for module in (model, lookup):
+    for module in (registry, lookup):
         monkeypatch.setattr(module, "predict", lambda problem, config, gpu: Estimate(seconds.get(config, 1e-3)))
     return seconds
 

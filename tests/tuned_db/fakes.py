@@ -11,7 +11,8 @@ import pytest
 from flashtune.codegen.compiler.render import Templates
 from flashtune.codegen.families import family, registry
 from flashtune.codegen.families.counts import Work
-from flashtune.codegen.families.family import Family, Resources
+from flashtune.codegen.families.family import Family
+from flashtune.codegen.families.resources import Resources
 from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
 from flashtune.codegen.plan.config import Config, parameter
 from flashtune.codegen.problem.problem import Problem, Spec

@@ -65,10 +65,10 @@ def test_another_process_gets_the_same(
     path = filled(tmp_path / "tuned.db", rows)
     code = """
         import pathlib, types
-        from flashtune.codegen.families import model
+        from flashtune.codegen.families import registry
         from flashtune.tuned_db.lookup import lookup, sources
         from flashtune.tuned_db.lookup.choices import choices
-        model.predict = lookup.predict = lambda *_: types.SimpleNamespace(seconds=1e-3)
+        registry.predict = lookup.predict = lambda *_: types.SimpleNamespace(seconds=1e-3)
         sources.BUNDLED = pathlib.Path(path).parent / "none"
         print(choices(fakes.H200, None, database=pathlib.Path(path)).digest)
     """

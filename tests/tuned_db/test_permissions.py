@@ -63,9 +63,9 @@ def test_four_readers_share_a_folder_that_none_can_write(start: Start, read_only
     before = snapshot(read_only_folder)
     code = (
         "from types import SimpleNamespace\n"
-        "from flashtune.codegen.families import model\n"
+        "from flashtune.codegen.families import registry\n"
         "from flashtune.tuned_db.lookup import lookup\n"
-        "model.predict = lookup.predict = lambda *_: SimpleNamespace(seconds=1e-3)\n"
+        "registry.predict = lookup.predict = lambda *_: SimpleNamespace(seconds=1e-3)\n"
         "level = lambda: lookup.find(fakes.make_problem(), fakes.H200, store_path=path).level\n"
         "level()"
         + AS_NOBODY
@@ -109,9 +109,9 @@ def test_what_lies_empty_beside_a_database_changes_nothing(
         "from types import SimpleNamespace\n"
         "from click.testing import CliRunner\n"
         "from flashtune.cli.main import main\n"
-        "from flashtune.codegen.families import model\n"
+        "from flashtune.codegen.families import registry\n"
         "from flashtune.tuned_db.lookup import lookup\n"
-        "model.predict = lookup.predict = lambda *_: SimpleNamespace(seconds=1e-3)\n"
+        "registry.predict = lookup.predict = lambda *_: SimpleNamespace(seconds=1e-3)\n"
         "level = lambda: lookup.find(fakes.make_problem(), fakes.H200, store_path=path).level\n"
         "listed = lambda: CliRunner().invoke(main, ['list', '--db', path])\n"
         "level(), listed()\n" + AS_NOBODY + "path = there\n"

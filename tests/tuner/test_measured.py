@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, landscape, problem, run, stored
 
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.plan.config import Config
 from flashtune.tuned_db.policy.ranked import ALIKE
 from flashtune.tuned_db.store.store import Store

@@ -29,8 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from flashtune.codegen.families.model import default_config, predict
-from flashtune.codegen.families.registry import family, supporting, unusable
+from flashtune.codegen.families.registry import default_config, family, predict, supporting, unusable
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem, Spec

@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from flashtune.codegen.families.model import predict
-from flashtune.codegen.families.registry import family, unusable
+from flashtune.codegen.families.registry import family, predict, unusable
 from flashtune.codegen.gpu.cuda import OutOfMemoryError, cupy, driver, runtime
 from flashtune.codegen.gpu.devices import device_facts
 from flashtune.codegen.gpu.gpu import Gpu

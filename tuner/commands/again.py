@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashtune import settings
-from flashtune.codegen.families.model import predict
+from flashtune.codegen.families.registry import predict
 from flashtune.codegen.gpu.devices import require_device
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flashtune.codegen.families.model import default_config
-from flashtune.codegen.families.registry import unusable
+from flashtune.codegen.families.registry import default_config, unusable
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem

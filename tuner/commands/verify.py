@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from flashtune.codegen.families.model import predict
-from flashtune.codegen.families.registry import source_for
+from flashtune.codegen.families.registry import predict, source_for
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem

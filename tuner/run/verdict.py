@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from flashtune.codegen.families.model import predict
-from flashtune.codegen.families.registry import unusable
+from flashtune.codegen.families.registry import predict, unusable
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.gpu.roofline import limit
 from flashtune.codegen.problem.problem import Problem

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from optuna.distributions import BaseDistribution, IntDistribution
 
 from flashtune.codegen.families.family import AnyFamily
-from flashtune.codegen.families.model import Estimate, predict
+from flashtune.codegen.families.model import Estimate
+from flashtune.codegen.families.registry import predict
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config, Parameter
 from flashtune.codegen.problem.problem import Problem, Spec

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flashtune.codegen.families.family import Resources
-from flashtune.codegen.families.model import blocks_per_sm
 from flashtune.codegen.families.registry import family
+from flashtune.codegen.families.resources import Resources, blocks_per_sm
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem

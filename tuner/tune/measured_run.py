@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from flashtune.codegen.families.family import AnyFamily
-from flashtune.codegen.families.model import default_config
+from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem

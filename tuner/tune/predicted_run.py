@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from itertools import zip_longest
 
 from flashtune.codegen.families.family import AnyFamily
-from flashtune.codegen.families.model import FITTED_CAPABILITY, Estimate, default_config, predict, preference
-from flashtune.codegen.families.registry import family, source_for
+from flashtune.codegen.families.model import FITTED_CAPABILITY, Estimate, preference
+from flashtune.codegen.families.registry import default_config, family, predict, source_for
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.gpu.roofline import limit
 from flashtune.codegen.plan.config import Config

@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
-from flashtune.codegen.families.model import default_config
-from flashtune.codegen.families.registry import family, supporting
+from flashtune.codegen.families.registry import default_config, family, supporting
 from flashtune.codegen.gpu.gpu import Gpu
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.plan.plan import Plan

@@ -200,8 +200,7 @@ def _claim(choice: Choice) -> dict[str, Any]:
 
 def _facts(problem: Problem, gpu: Gpu, choice: Choice) -> dict[str, Any]:
     """What is known without measuring: launch, resources, work, limits. Bytes, seconds and counts."""
-    from flashtune.codegen.families.model import predict
-    from flashtune.codegen.families.registry import family
+    from flashtune.codegen.families.registry import family, predict
     from flashtune.codegen.gpu.roofline import limit
 
     kind = family(choice.family)

@@ -146,8 +146,7 @@ def _nvrtc() -> str:
 
 def asked_config(problem: Problem, gpu: Gpu, family_name: str | None, text: str | None) -> Config:
     """The default with the parameters that ``text`` gives; without a family, that of one that has all of them."""
-    from flashtune.codegen.families.model import default_config
-    from flashtune.codegen.families.registry import family, supporting
+    from flashtune.codegen.families.registry import default_config, family, supporting
 
     if family_name is not None:
         return changed_config(default_config(problem, gpu, [family(family_name)]), text)
