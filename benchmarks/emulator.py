@@ -26,7 +26,7 @@ from environment import environment
 
 from flashtune.codegen.compiler.kernel_cache import compiled
 from flashtune.codegen.families.registry import families, family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.bits import from_memory
 from flashtune.codegen.problem.problem import ITEM_BYTES, Problem

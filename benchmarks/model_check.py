@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from flashtune.codegen.families.model import CONSTANTS, Constants, Estimate, preference
 from flashtune.codegen.families.sm80_fwd import COSTS, Costs, Sm80Fwd, Sm80FwdConfig
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.tuner.tune.predicted_run import COMPILED_CONFIGS
 from flashtune.values import from_json

@@ -23,7 +23,8 @@ from environment import environment
 from model_check import RESULTS
 
 from flashtune.codegen.families.registry import default_config, family, predict
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.tuned_db.exchange.export_file import read_export

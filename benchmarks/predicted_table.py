@@ -24,7 +24,7 @@ from flashtune.codegen.compiler.nvrtc import compile_source
 from flashtune.codegen.families.model import preference
 from flashtune.codegen.families.registry import predict
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuner.tune.predicted_run import COMPILED_CONFIGS

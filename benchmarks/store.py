@@ -34,7 +34,7 @@ from typing import Any
 
 from environment import environment
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.tuned_db.exchange.export_file import parse_line
 from flashtune.tuned_db.lookup.lookup import find, source_digest

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashtune.codegen.families.registry import family
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.plan.plan import POINTERS, describe_map, pack_arguments
 from flashtune.codegen.problem.problem import Problem

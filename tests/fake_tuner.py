@@ -11,7 +11,7 @@ from typing import Any
 from command_line import run
 
 from flashtune.codegen.families.registry import default_config
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuner.results.report import Progress, Report, Row
 from flashtune.tuner.tune import session

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashtune.codegen.families.registry import family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.exchange.export_file import read_export
 from flashtune.tuned_db.lookup.lookup import find

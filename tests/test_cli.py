@@ -19,7 +19,7 @@ from command_line import run as call
 
 import flashtune
 from flashtune.cli.main import main
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuner.commands import noise, verify
 
 PROBLEM = ["--seqlen", "256", "--heads", "4", "--head-dim", "64", "--dtype", "float16"]

@@ -14,7 +14,7 @@ import pytest
 from command_line import run
 
 from flashtune.cli.db import keep
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.backends.sqlite.files import read_header
 from flashtune.tuned_db.exchange.export_file import read_export
 from flashtune.tuned_db.schema.version import SCHEMA_VERSION

@@ -15,7 +15,7 @@ from flashtune.cli import explain
 from flashtune.cli.explain import next_step, problem_flags
 from flashtune.cli.main import main
 from flashtune.codegen.families.registry import default_config
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.lookup.lookup import source_digest
 from flashtune.tuned_db.lookup.sources import bundled

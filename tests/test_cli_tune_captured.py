@@ -12,7 +12,7 @@ import pytest
 from fake_tuner import H100, ONE, TWO, Tuner, call
 
 from flashtune.codegen.families.registry import default_config
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.settings import database_path
 from flashtune.tuned_db.lookup import lookup

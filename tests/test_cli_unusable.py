@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from flashtune import Problem, explain
 from flashtune.cli.main import main
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.lookup import lookup
 from flashtune.tuned_db.lookup.sources import Shipped
 from flashtune.tuned_db.schema.version import SCHEMA_VERSION

@@ -19,7 +19,7 @@ import pytest
 from mutations import MARK, change, odd, spoil, stored
 
 from flashtune.codegen.families.registry import family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Spec
 from flashtune.errors import IllegalConfig, InvalidInput, StoreError, UnsupportedProblem

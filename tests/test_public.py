@@ -13,7 +13,7 @@ import flashtune
 from flashtune import api
 from flashtune.call import arrays, attention
 from flashtune.codegen.gpu.devices import missing_device
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import InvalidType, MissingDependency, NoGpu, UnknownGpu, UnsupportedProblem
 
 PROBLEM = flashtune.Problem(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from dataclasses import dataclass
-
-from flashtune.errors import UnknownGpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +123,3 @@ class Gpu:
 
     def __str__(self) -> str:
         return self.name
-
-
-def gpu_by_alias(alias: str) -> Gpu:
-    """The GPU called ``alias``: a name of the table, an alias, or what the driver reports.
-
-    Any case; spaces and underscores count as dashes. An unknown name raises :class:`UnknownGpu` that lists the known.
-    """
-    from .table import ALIASES, GPUS
-
-    wanted = re.sub(r"[\s_]+", "-", alias.strip().lower()).removeprefix("nvidia-").removeprefix("geforce-")
-    wanted = ALIASES.get(wanted, wanted)
-    if wanted not in GPUS:
-        close = difflib.get_close_matches(wanted, [*GPUS, *ALIASES], n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise UnknownGpu(f"GPU {alias[:60]!r} is not known.{hint} Known: {', '.join(GPUS)}")
-    return GPUS[wanted]

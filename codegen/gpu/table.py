@@ -8,7 +8,11 @@ cards often state twice as much, with sparsity.
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
+
+from flashtune.errors import UnknownGpu
 
 from .gpu import CAPABILITIES, Gpu
 
@@ -186,3 +190,17 @@ ALIASES |= {
     for alias, gpu in ((name.lower().replace(" ", "-").removeprefix("geforce-"), gpu) for name, gpu in REPORTED.items())
     if alias not in GPUS and alias not in ALIASES
 }
+
+
+def gpu_by_alias(alias: str) -> Gpu:
+    """The GPU called ``alias``: a name of the table, an alias, or what the driver reports.
+
+    Any case; spaces and underscores count as dashes. An unknown name raises :class:`UnknownGpu` that lists the known.
+    """
+    wanted = re.sub(r"[\s_]+", "-", alias.strip().lower()).removeprefix("nvidia-").removeprefix("geforce-")
+    wanted = ALIASES.get(wanted, wanted)
+    if wanted not in GPUS:
+        close = difflib.get_close_matches(wanted, [*GPUS, *ALIASES], n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise UnknownGpu(f"GPU {alias[:60]!r} is not known.{hint} Known: {', '.join(GPUS)}")
+    return GPUS[wanted]

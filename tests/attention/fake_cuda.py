@@ -18,7 +18,7 @@ from flashtune.codegen import launch
 from flashtune.codegen.compiler.nvrtc import Compiled
 from flashtune.codegen.gpu.cuda import driver as cupy_driver
 from flashtune.codegen.gpu.cuda import runtime as cupy_runtime
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 UNSUPPORTED, INVALIDATED, IMPLICIT = 900, 901, 906

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from flashtune.codegen.compiler.nvrtc import Compiled
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.plan import TENSORS, Plan, describe_map, pack_arguments
 from flashtune.codegen.problem.reference import tiled_attention
 from flashtune.errors import InvalidInput, LaunchError

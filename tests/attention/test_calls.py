@@ -14,7 +14,7 @@ from flashtune import attention
 from flashtune.call import gpu_arrays
 from flashtune.call.arrays import forget
 from flashtune.codegen.families.fma_fwd import FmaFwd
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Spec
 from flashtune.errors import LaunchError
 

@@ -9,7 +9,7 @@ import pytest
 
 from flashtune.call.choose import plan_for
 from flashtune.codegen.families.registry import default_config
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.plan.plan import Plan
 from flashtune.codegen.problem.problem import Problem

@@ -17,7 +17,8 @@ from broken_files import a_directory, cut_in_half, emptied, random_bytes
 from flashtune import attention
 from flashtune.call.arrays import forget
 from flashtune.codegen.families.registry import default_config
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.codegen.problem.reference import tiled_attention

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flashtune.codegen.compiler.render import Source
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd, Sm90FwdConfig
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem, Spec
 
 FAMILY = Sm90Fwd()

@@ -19,8 +19,8 @@ from flashtune.cli.main import main
 from flashtune.codegen.families.counts import masked, walk
 from flashtune.codegen.families.family import Family
 from flashtune.codegen.families.registry import family, predict, supporting
-from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.gpu.roofline import limit
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem, Spec
 

@@ -13,8 +13,7 @@ from turns import checkered
 from flashtune.codegen.families.fma_fwd import FmaFwd, FmaFwdConfig
 from flashtune.codegen.families.registry import predict
 from flashtune.codegen.families.resources import register_cap
-from flashtune.codegen.gpu.gpu import gpu_by_alias
-from flashtune.codegen.gpu.table import GPUS
+from flashtune.codegen.gpu.table import GPUS, gpu_by_alias
 from flashtune.codegen.problem.problem import ITEM_BYTES, Problem, Spec
 from flashtune.errors import InvalidInput
 

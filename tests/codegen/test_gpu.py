@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import CAPABILITIES, OLDEST, Gpu, arch_of, gpu_by_alias, nearest_known
+from flashtune.codegen.gpu.gpu import CAPABILITIES, OLDEST, Gpu, arch_of, nearest_known
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import UnknownGpu
 
 KIB = 1024

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.tensor_map import MAP_BYTES, TensorMap
 from flashtune.codegen.problem.problem import Problem
 

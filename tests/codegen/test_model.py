@@ -19,7 +19,8 @@ from flashtune.codegen.families.counts import Work, tensor_flops_clock, walk
 from flashtune.codegen.families.registry import predict
 from flashtune.codegen.families.resources import Resources, blocks_per_sm
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

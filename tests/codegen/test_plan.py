@@ -8,7 +8,7 @@ from importlib import resources
 import pytest
 
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.plan import ARGUMENTS, PARAMS_BYTES, PARAMS_FIELDS, POINTERS, Plan, pack_arguments
 from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import IllegalConfig, UnsupportedProblem

@@ -10,7 +10,7 @@ import pytest
 from test_import_direction import name, own_files
 
 from flashtune.codegen.families.registry import families, unusable
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 
 PROBLEM = Problem(

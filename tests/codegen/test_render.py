@@ -11,7 +11,7 @@ import pytest
 
 from flashtune.codegen.compiler.render import Source, Templates, templates
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Spec
 
 TEMPLATES = Path(__file__).parents[2] / "templates"

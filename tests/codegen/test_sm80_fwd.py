@@ -11,8 +11,7 @@ from turns import checkered
 
 from flashtune.codegen.families.resources import register_cap
 from flashtune.codegen.families.sm80_fwd import Sm80Fwd, Sm80FwdConfig
-from flashtune.codegen.gpu.gpu import gpu_by_alias
-from flashtune.codegen.gpu.table import GPUS
+from flashtune.codegen.gpu.table import GPUS, gpu_by_alias
 from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.errors import IllegalConfig, InvalidInput
 

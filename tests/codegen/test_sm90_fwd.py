@@ -9,8 +9,7 @@ from sm90_points import FAMILY, H200, SPEC, config, default, problem
 
 from flashtune.codegen.families.registry import default_config
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
-from flashtune.codegen.gpu.gpu import gpu_by_alias
-from flashtune.codegen.gpu.table import GPUS
+from flashtune.codegen.gpu.table import GPUS, gpu_by_alias
 from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.errors import IllegalConfig, InvalidInput, UnsupportedProblem
 

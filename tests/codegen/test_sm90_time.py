@@ -16,7 +16,7 @@ import pytest
 from flashtune.codegen.families.registry import default_config, predict
 from flashtune.codegen.families.sm90_fwd import Sm90Fwd, Sm90FwdConfig
 from flashtune.codegen.families.sm90_time import CONSTANTS, TimeConstants, predict_seconds
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuner.tune.presets import preset
 

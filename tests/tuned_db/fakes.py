@@ -13,7 +13,8 @@ from flashtune.codegen.families import family, registry
 from flashtune.codegen.families.counts import Work
 from flashtune.codegen.families.family import Family
 from flashtune.codegen.families.resources import Resources
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config, parameter
 from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.tuned_db.lookup import lookup

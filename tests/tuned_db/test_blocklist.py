@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fakes import PairConfig
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.lookup.lookup import find
 from flashtune.tuned_db.policy.blocklist import Failure, barred, blocklisted
 from flashtune.tuned_db.policy.winners import rank

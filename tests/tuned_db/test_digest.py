@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, UnsupportedProblem
 from flashtune.tuned_db.exchange.export_file import write_export
 from flashtune.tuned_db.lookup import lookup, sources

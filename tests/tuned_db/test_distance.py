@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.lookup.neighbours import NEIGHBOURS, near_problems
 from flashtune.tuned_db.policy.distance import chip_distance, problem_distance
 from flashtune.tuned_db.store.store import Store

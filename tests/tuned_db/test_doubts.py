@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from flashtune.cli.main import main
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.records.dates import latest
 from flashtune.tuned_db.records.measurement import Measurement
 from flashtune.tuned_db.sharing.merge import add_database

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from postgres_server import on_both
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.lookup.lookup import find, find_in, source_digest
 from flashtune.tuned_db.policy.winners import rank
 from flashtune.tuned_db.records.measurement import Measurement, new_id

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, StoreError
 from flashtune.tuned_db.records.parse import REASONS
 from flashtune.tuned_db.schema.version import SCHEMA_VERSION

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import UnsupportedProblem
 from flashtune.tuned_db.lookup import lookup
 from flashtune.tuned_db.lookup.lookup import find

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.exchange.export_file import write_export
 from flashtune.tuned_db.lookup.lookup import find
 from flashtune.tuned_db.records.measurement import Measurement

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from fakes import H200
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.gpu.roofline import least_seconds, limit
-from flashtune.codegen.gpu.table import GPUS
+from flashtune.codegen.gpu.table import GPUS, gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.lookup.lookup import find
 from flashtune.tuned_db.policy import plausible as module

@@ -16,7 +16,7 @@ from postgres_server import on_both
 from sqlalchemy import select
 
 from flashtune.cli.main import main
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, InvalidInput
 from flashtune.tuned_db.exchange.export_file import write_export
 from flashtune.tuned_db.records.measurement import Measurement

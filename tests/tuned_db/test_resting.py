@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import DatabaseDamaged, DatabaseForeign, StoreError
 from flashtune.tuned_db.backends.sqlite.files import replaceable
 from flashtune.tuned_db.lookup import kept_connection

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fakes import SECOND
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.lookup.lookup import find
 from flashtune.tuned_db.records.measurement import now
 from flashtune.tuned_db.schema.version import SCHEMA_VERSION

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.exchange.export_file import ExportHeader, read_lines
 from flashtune.tuned_db.lookup import sources
 from flashtune.tuned_db.store.store import Store

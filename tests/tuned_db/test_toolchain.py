@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import MissingDependency
 from flashtune.tuned_db.lookup.lookup import find
 from flashtune.tuned_db.policy import toolchain

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from postgres_server import Cluster
 from sqlalchemy import text
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import InvalidInput
 from flashtune.tuned_db.backends.postgres import server
 from flashtune.tuned_db.exchange.export_file import write_export

@@ -285,6 +285,6 @@ def test_a_look_up_says_how_far_its_claim_is_trusted(final: Make, store: Store) 
 
 
 def gpu() -> Any:
-    from flashtune.codegen.gpu.gpu import gpu_by_alias
+    from flashtune.codegen.gpu.table import gpu_by_alias
 
     return gpu_by_alias("h200")

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.codegen.problem.reference import plain_attention
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flashtune.codegen.compiler.nvrtc import compile_source
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.emulator.build import find_compiler
 
 checksum = pytest.importorskip("flashtune.tuner.bench.checksum", reason="needs CuPy", exc_type=ImportError)

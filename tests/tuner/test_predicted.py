@@ -11,7 +11,7 @@ from tuner_fakes import FAMILY, GPU, FakeBuilder, means, problem, request, run
 from flashtune.cli.common.tables import console, print_report
 from flashtune.codegen.compiler.render import Source
 from flashtune.codegen.families.model import SPILL_MARGIN
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.processes.compile_pool import Built

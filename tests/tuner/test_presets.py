@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tuner_fakes import FAMILY
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import InvalidInput
 from flashtune.tuner.tune.presets import preset
 

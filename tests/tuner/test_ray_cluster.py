@@ -17,7 +17,8 @@ from fake_worker import FakeUnit, LaunchingUnit
 from tuner_fakes import FAMILY, FakeBuilder, means, problem, request
 
 from flashtune.codegen.compiler.nvrtc import Compiled
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import NoGpu
 from flashtune.tuned_db.records.measurement import Measurement
 from flashtune.tuned_db.store.store import Store

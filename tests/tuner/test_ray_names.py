@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from fake_ray import FakeRay
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
-from flashtune.codegen.gpu.table import GPUS, ROWS
+from flashtune.codegen.gpu.table import GPUS, ROWS, gpu_by_alias
 from flashtune.errors import FlashtuneError, InvalidInput, InvalidType, MissingDependency, NoGpu, UnknownGpu
 from flashtune.tuner.cluster import ray_cluster
 from flashtune.tuner.cluster.ray_cluster import ACCELERATORS, asked_of_ray, connect, free_gpus, import_ray

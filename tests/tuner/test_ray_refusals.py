@@ -9,7 +9,7 @@ import pytest
 from fake_ray import THREE, FakeRay
 from tuner_fakes import FakeBench, problem
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import InvalidInput, NoGpu
 from flashtune.tuner.cluster import ray_cluster, ray_crew
 from flashtune.tuner.cluster.ray_actor import Host, RayUnit

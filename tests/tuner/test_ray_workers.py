@@ -15,7 +15,8 @@ from fake_ray import THREE, FakeRay
 from tuner_fakes import FAMILY, FakeBench, FakeBuilder, means, problem, request
 
 from flashtune.codegen.compiler.nvrtc import Compiled
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuned_db.store.store import Store
 from flashtune.tuner.cluster import ray_actor, ray_cluster, ray_crew, ray_worker
 from flashtune.tuner.cluster.ray_actor import Host, RayUnit

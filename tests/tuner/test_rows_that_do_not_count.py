@@ -15,7 +15,8 @@ import pytest
 from tuner_fakes import FAMILY, GPU, PROBLEMS, FakeBench, FakeBuilder, means, only_sm80, problem, request
 
 from flashtune.codegen.families.registry import unusable
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.errors import InvalidInput

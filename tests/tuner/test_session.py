@@ -11,7 +11,8 @@ from tuner_fakes import problem
 
 from flashtune.cli.main import main
 from flashtune.cli.tune import command
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import (
     FlashtuneError,
     InvalidInput,

@@ -9,7 +9,7 @@ import pytest
 from tuner_fakes import FAMILY, GPU, problem
 
 from flashtune.codegen.families.registry import family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuner.search.space import make_space
 
 SPACE = make_space(problem(), GPU, FAMILY)

@@ -11,7 +11,7 @@ import pytest
 from tuner_fakes import problem
 
 from flashtune.codegen.families.registry import families, family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuner.search import problem_search

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.tuner.tune import session
 from flashtune.tuner.workers import cuda_device
 from flashtune.tuner.workers.cuda_device import CudaUnit, is_open

@@ -13,8 +13,8 @@ from tuner_fakes import FAMILY, GPU, FakeBench, FakeBuilder, landscape, problem,
 
 from flashtune.cli.common.tables import print_report, speed_up
 from flashtune.codegen.compiler.render import Source
-from flashtune.codegen.gpu.gpu import gpu_by_alias
 from flashtune.codegen.gpu.roofline import limit
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuner.processes.compile_pool import Built

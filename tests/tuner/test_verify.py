@@ -20,7 +20,7 @@ from tuner_fakes import (
     slower,
 )
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import InvalidInput

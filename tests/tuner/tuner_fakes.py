@@ -14,7 +14,8 @@ from typing import Any
 from flashtune.codegen.compiler.render import Source
 from flashtune.codegen.families.family import Family
 from flashtune.codegen.families.registry import families, family
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.store.store import Store

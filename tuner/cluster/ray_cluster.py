@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.errors import InvalidInput, InvalidType, MissingDependency, NoGpu
 from flashtune.settings import may_hold_password
 from flashtune.values import shown

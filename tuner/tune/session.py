@@ -12,7 +12,8 @@ from flashtune import settings
 from flashtune.codegen.families.family import AnyFamily
 from flashtune.codegen.families.registry import family, supporting, unusable
 from flashtune.codegen.gpu.devices import missing_device, unit_uuid, visible_gpus
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.errors import IllegalConfig, InvalidInput, InvalidType, NoGpu, UnsupportedProblem

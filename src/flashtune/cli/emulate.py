@@ -42,7 +42,7 @@ def _run(
 ) -> None:
     import numpy as np
 
-    from flashtune.codegen.gpu.gpu import gpu_by_alias
+    from flashtune.codegen.gpu.table import gpu_by_alias
     from flashtune.codegen.problem.reference import rounded
     from flashtune.codegen.problem.tolerance import attention_tolerances
     from flashtune.emulator import emulate as run

@@ -26,7 +26,7 @@ PACKAGES = ("numpy", "jinja2", "optuna", "sqlalchemy", "alembic", "cupy-cuda13x"
 
 
 def show_list(gpu_name: str | None, database: Path | None) -> None:
-    from flashtune.codegen.gpu.gpu import gpu_by_alias
+    from flashtune.codegen.gpu.table import gpu_by_alias
     from flashtune.tuned_db.lookup.lookup import source_digest
     from flashtune.tuned_db.store.queries import count_unreadable
     from flashtune.tuned_db.store.store import Store

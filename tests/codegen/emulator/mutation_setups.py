@@ -22,7 +22,7 @@ from setup_values import (
     unseen,
 )
 
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 
 Array = NDArray[Any]
 

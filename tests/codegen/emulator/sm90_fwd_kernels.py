@@ -8,7 +8,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from flashtune.codegen.families.sm90_fwd import Sm90FwdConfig
-from flashtune.codegen.gpu.gpu import Gpu, gpu_by_alias
+from flashtune.codegen.gpu.gpu import Gpu
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.codegen.problem.tolerance import Tolerance, attention_tolerances
 from flashtune.emulator import Emulation, emulate

@@ -7,7 +7,7 @@ import pytest
 from emulated_kernels import compare, config_of, problem_of, random_inputs
 
 from flashtune.codegen.families.registry import family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.emulator import emulate

@@ -15,7 +15,7 @@ from turns import by_turns
 
 from flashtune.codegen.families.family import Family
 from flashtune.codegen.families.registry import families, family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import ITEM_BYTES, Problem, Spec
 from flashtune.codegen.problem.reference import rounded

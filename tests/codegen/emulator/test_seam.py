@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flashtune.codegen.families.registry import family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Spec
 from flashtune.codegen.problem.reference import rounded
 from flashtune.emulator import build, source

@@ -16,7 +16,7 @@ from emulated_kernels import full
 from numpy.typing import NDArray
 
 from flashtune.codegen.families.registry import family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.problem.problem import Problem
 from flashtune.codegen.problem.reference import rounded
 from flashtune.codegen.problem.tolerance import attention_tolerances

@@ -11,7 +11,7 @@ from emulated_kernels import compare, config_of, full, problem_of, ramp, random_
 from numpy.typing import NDArray
 
 from flashtune.codegen.families.registry import family
-from flashtune.codegen.gpu.gpu import gpu_by_alias
+from flashtune.codegen.gpu.table import gpu_by_alias
 from flashtune.codegen.plan.config import Config
 from flashtune.codegen.problem.problem import Problem
 from flashtune.emulator import Emulation, emulate

@@ -197,6 +197,6 @@ def problem_from(given: dict[str, Any]) -> Problem:
 def gpu_from(name: str | None) -> Gpu:
     """The named GPU, or the first CUDA device."""
     from flashtune.codegen.gpu.devices import require_device
-    from flashtune.codegen.gpu.gpu import gpu_by_alias
+    from flashtune.codegen.gpu.table import gpu_by_alias
 
     return gpu_by_alias(name) if name is not None else require_device()

@@ -118,7 +118,7 @@ def export(file: Path, gpu: str | None, key: Path | None, database: Path | None)
       openssl genpkey -algorithm ed25519 -out mine.pem
       flashtune db export h100.jsonl --sign mine.pem
     """
-    from flashtune.codegen.gpu.gpu import gpu_by_alias
+    from flashtune.codegen.gpu.table import gpu_by_alias
     from flashtune.tuned_db.sharing.merge import export_database
     from flashtune.tuned_db.store.queries import count_unreadable
 

@@ -37,7 +37,7 @@ def check(gpu_name: str | None, database: Path | None) -> None:
       flashtune db check
       flashtune db check --db team.db --gpu h100     does anything in it serve an H100?
     """
-    from flashtune.codegen.gpu.gpu import gpu_by_alias
+    from flashtune.codegen.gpu.table import gpu_by_alias
     from flashtune.tuned_db.store.store import Store
     from flashtune.tuned_db.upkeep.health import inspect_file, inspect_rows, serves
 

@@ -27,7 +27,7 @@ def export_optuna(file: Path, gpu: str | None, database: Path | None) -> None:
       flashtune export-optuna studies.db --gpu h200 --db team.db
       pip install optuna-dashboard && optuna-dashboard sqlite:///studies.db
     """
-    from flashtune.codegen.gpu.gpu import gpu_by_alias
+    from flashtune.codegen.gpu.table import gpu_by_alias
     from flashtune.tuner.commands.optuna_export import export_studies
 
     key = gpu_by_alias(gpu).key if gpu is not None else None
