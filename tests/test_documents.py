@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import re
 from pathlib import Path
 
 import pytest
-from test_import_direction import PARTS, ROOMS, TESTS, own_files
+from test_import_direction import PARTS, ROOMS, TESTS, name, own_files
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -73,3 +74,8 @@ def is_name(dotted: str) -> bool:
             found = getattr(found, part)
         return True
     return False
+
+
+@pytest.mark.parametrize("path", [path for path in own_files() if path.name == "__init__.py"], ids=name)
+def test_a_room_says_what_is_in_it(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text("utf-8")))

@@ -1,0 +1,1 @@
+"""From template to cubin: Jinja, NVRTC, kept kernels."""

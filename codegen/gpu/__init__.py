@@ -1,0 +1,1 @@
+"""GPU models, the devices of this machine, CuPy, the roofline."""

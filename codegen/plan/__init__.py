@@ -1,0 +1,1 @@
+"""What is launched: configs, plans, tensor maps."""

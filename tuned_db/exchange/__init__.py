@@ -1,0 +1,1 @@
+"""Export files: lines of JSON, packed and signed."""

@@ -1,0 +1,1 @@
+"""Which config to run, from which evidence; problems that were asked for and not tuned."""

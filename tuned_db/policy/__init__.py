@@ -1,0 +1,1 @@
+"""Pure functions over measurements: winners, trust, blocklist, plausibility, distance of GPU models."""

@@ -1,0 +1,1 @@
+"""Measurements as values, and what a value from anywhere may be."""

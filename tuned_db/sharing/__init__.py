@@ -1,0 +1,1 @@
+"""Merge, push and pull, differences, a team's tables."""

@@ -1,0 +1,1 @@
+"""An open database: statements, reading, writing, what was removed, what arrived."""

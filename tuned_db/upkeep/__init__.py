@@ -1,0 +1,1 @@
+"""Health, history, gc, forget, restore."""

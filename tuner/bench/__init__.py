@@ -1,0 +1,1 @@
+"""The device side of a trial: inputs, checks, timer."""

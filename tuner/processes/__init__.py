@@ -1,0 +1,1 @@
+"""Processes that end with the session; the compilers among them."""

@@ -1,0 +1,1 @@
+"""Between tuner and store: rows, budget, the report."""

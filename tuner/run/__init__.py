@@ -1,0 +1,1 @@
+"""A measured run: the loop, queues of devices, finals, progress."""

@@ -1,0 +1,1 @@
+"""What to try next: the space of legal configs, strategies, samplers."""

@@ -1,0 +1,1 @@
+"""What came of a trial: outcome, timing statistics, sensors of the card."""

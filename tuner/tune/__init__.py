@@ -1,0 +1,1 @@
+"""`tune()`: a measured or a predicted run, presets, problem files."""

@@ -1,0 +1,1 @@
+"""A device in a process of its own, and who replaces it when it dies."""

@@ -1,0 +1,1 @@
+"""`attention()`: arrays of each library, validation, the memo of ready calls."""

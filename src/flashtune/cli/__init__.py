@@ -1,0 +1,1 @@
+"""The command line: `main.py` has the commands, `common/` what they share, `tune/` and `db/` the large ones."""

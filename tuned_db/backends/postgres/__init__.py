@@ -1,0 +1,1 @@
+"""A team's database on a PostgreSQL server."""

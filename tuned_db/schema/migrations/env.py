@@ -1,4 +1,4 @@
-"""Run by Alembic: applies migrations on the connection that `upgrade.py` passes, inside its transaction.
+"""Run by Alembic: applies migrations on the connection that `migrate.py` passes, inside its transaction.
 
 The same ones for SQLite and PostgreSQL: both undo a migration that fails.
 """

@@ -1,0 +1,1 @@
+"""`flashtune db`: what a tuning database holds, how its rows travel, and its keeping."""

@@ -1,0 +1,1 @@
+"""`flashtune tune`, `noise` and `export-optuna`."""
