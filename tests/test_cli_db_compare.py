@@ -188,7 +188,7 @@ class TestDiff:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_difference_that_can_not_be_written_is_trouble_and_not_a_difference(filled: Path) -> None:
-    """M4, the kind: 1 would mean that they differ."""
+    """m4, the kind: 1 would mean that they differ."""
     environment = {**os.environ, "PYTHONPATH": str(Path(flashtune.__file__).parents[1])}
     with Path("/dev/full").open("w") as device:
         done = subprocess.run(

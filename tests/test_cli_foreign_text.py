@@ -78,7 +78,7 @@ def marked(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_paths_and_names_are_no_markup(marked: Path) -> None:
-    """M1, all commands, in an order in which one makes what another reads."""
+    """m1, all commands, in an order in which one makes what another reads."""
     for name, words in commands(marked).items():
         output = letters(run(*words).output)
         named = letters(MARKUP)[:30] in output or letters(MARKUP.replace("/", ""))[:30] in output
@@ -87,13 +87,13 @@ def test_paths_and_names_are_no_markup(marked: Path) -> None:
 
 @pytest.mark.parametrize("which", REFUSED)
 def test_what_an_error_quotes_is_no_markup(marked: Path, which: str) -> None:
-    """M1."""
+    """m1."""
     code = 2 if which in ("no command", "no option", "no file", "no problem file") else 1
     assert "[red]r" in run(*REFUSED[which], MARKUP, code=code).output
 
 
 def test_reasons_and_compiler_messages_are_no_markup(marked: Path, tuner: Tuner) -> None:
-    """M1: in each part of a report."""
+    """m1: in each part of a report."""
     failure = CommonFailure(status="compile_error", count=3, message=f"first {MARKUP}", source=f"/kept/{MARKUP}.cu")
     rows = (
         Row(problem=ONE, config=default_config(ONE, H100), seconds=1e-3, why=f"why {MARKUP}", tried=3),
@@ -189,7 +189,7 @@ def test_text_that_moves_nothing_is_shown_as_it_is(text: str) -> None:
 
 
 def test_nothing_but_the_console_knows_of_markup() -> None:
-    """M1, the kind: one console for the command line, without markup, and no text that was written as markup."""
+    """m1, the kind: one console for the command line, without markup, and no text that was written as markup."""
     for path in own_files():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             where = f"{path.name}:{getattr(node, 'lineno', 0)}"

@@ -63,7 +63,7 @@ def interrupted(tmp_path: Path, environment: dict[str, str]) -> Interrupted:
 def test_an_interrupt_at_an_import_is_no_traceback(
     interrupted: Interrupted, tmp_path: Path, words: list[str], stride: int, how: str
 ) -> None:
-    """M4."""
+    """m4."""
     check_each(interrupted(words, how, stride), tmp_path)
 
 
@@ -72,7 +72,7 @@ def test_an_interrupt_at_an_import_is_no_traceback(
 def test_an_interrupt_at_any_import_is_no_traceback(
     interrupted: Interrupted, tmp_path: Path, words: list[str], stride: int
 ) -> None:
-    """M4, at every second step or so: a list has five hundred."""
+    """m4, at every second step or so: a list has five hundred."""
     check_each(interrupted(words, "module", stride), tmp_path)
 
 
@@ -87,7 +87,7 @@ def check_each(ends: Iterator[tuple[int, int]], folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["runpy.run_module('flashtune', run_name='__main__')", "import flashtune.__main__"])
 def test_an_interrupt_at_the_first_imports_of_all_is_silent(environment: dict[str, str], how: str) -> None:
-    """M4: before the first module can do anything but be imported. In an exec() of text it would be remembered."""
+    """m4: before the first module can do anything but be imported. In an exec() of text it would be remembered."""
     program = (
         "import runpy, sys\nimport importlib.util, flashtune\n"
         "class Interrupt:\n    def find_spec(self, name, *_):\n"
@@ -110,7 +110,7 @@ sys.addaudithook(told)
 
 @pytest.mark.slow
 def test_a_signal_at_any_moment_is_no_traceback(tmp_path: Path, environment: dict[str, str]) -> None:
-    """M4, with real signals at random moments."""
+    """m4, with real signals at random moments."""
     (tmp_path / "sitecustomize.py").write_text(ANNOUNCE)
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
     moments = random.Random(4)

@@ -123,7 +123,7 @@ def _to_full(
 @full
 @pytest.mark.parametrize("which", [*PRINTING, *EAGER])
 def test_output_that_can_not_be_written_is_one_line(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """M4: whatever prints, an option that ends the command at once too, and a variable that does."""
+    """m4: whatever prints, an option that ends the command at once too, and a variable that does."""
     words = {**PRINTING, **EAGER}[which]
     if which == "completion":
         monkeypatch.setenv("_FLASHTUNE_COMPLETE", "bash_source")
@@ -138,7 +138,7 @@ def test_output_that_can_not_be_written_is_one_line(which: str, monkeypatch: pyt
 @full
 @pytest.mark.parametrize("which", ["help", "explain", "source"])
 def test_output_without_a_buffer_is_told_of_likewise(which: str) -> None:
-    """M4: nothing is left in a buffer then, by which the output could be known."""
+    """m4: nothing is left in a buffer then, by which the output could be known."""
     done = _to_full(PRINTING[which], unbuffered=True)
     assert (done.returncode, done.stderr) == (1, "Error: No space left on device: standard output\n")
 
@@ -168,7 +168,7 @@ def test_what_can_not_be_told_on_standard_error_changes_nothing(words: list[str]
 
 
 def test_a_pipe_of_the_system_is_not_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """M5 and F13: an error without the name of a file is about the output only where it was written to."""
+    """m5 and F13: an error without the name of a file is about the output only where it was written to."""
 
     def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
