@@ -77,7 +77,7 @@ def test_each_part_of_the_identity_changes_the_key(change: dict[str, object]) ->
 
 
 def test_boards_of_one_name_and_slices_of_them_are_different_identities() -> None:
-    """D79. A MIG slice as drivers report it is in test_device.py."""
+    """D79. A MIG slice as drivers report it is in test_devices.py."""
     sxm, pcie = gpu_by_alias("h100-sxm"), gpu_by_alias("h100-pcie")
     assert (sxm.num_sms, pcie.num_sms) == (132, 114)
     assert len({sxm.key, pcie.key, dataclasses.replace(sxm, num_sms=16, mig="1g.10gb").key}) == 3
