@@ -1,6 +1,6 @@
 """What the tuner picks: one frozen dataclass per kernel family, whose fields are its parameters.
 
-A family writes ``block_m: int = parameter(choices=(64, 128), default=64, help="...")``. That one list drives
+A family writes ``block_m: int = parameter(choices=(64, 128), help="...")``. That one list drives
 enumeration, Optuna, validation of database rows, the command line and ``explain``.
 """
 
@@ -26,31 +26,21 @@ class Parameter:
     True for one that pays for some problems only: the family's `variants` says which values, for each problem.
     """
 
-    name: str
     choices: tuple[Any, ...]
     help: str
     neutral: Any = None
     searched: bool = True
     by_problem: bool = False
     left_out: tuple[Any, ...] = ()
+    name: str = ""
+    """Of the field that has it."""
 
 
-def parameter(
-    *,
-    choices: tuple[Any, ...],
-    help: str,
-    neutral: Any = None,
-    searched: bool = True,
-    by_problem: bool = False,
-    left_out: tuple[Any, ...] = (),
-) -> Any:
-    """A dataclass field that is a tuning parameter; see :class:`Parameter`."""
-    metadata = {
-        "choices": choices, "help": help, "searched": searched, "by_problem": by_problem, "left_out": left_out
-    }  # fmt: skip
-    if neutral is None:
-        return dataclasses.field(metadata=metadata)
-    return dataclasses.field(default=neutral, metadata=metadata)
+def parameter(**said: Any) -> Any:
+    """A dataclass field that is a tuning parameter, with what :class:`Parameter` takes."""
+    described = Parameter(**said)
+    default = dataclasses.MISSING if described.neutral is None else described.neutral
+    return dataclasses.field(default=default, metadata={"parameter": described})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +53,9 @@ class Config:
     def parameters(cls) -> tuple[Parameter, ...]:
         found = _known_parameters.get(cls)
         if found is None:
-            found = _known_parameters[cls] = tuple(_parameter_of(field) for field in dataclasses.fields(cls))
+            fields = dataclasses.fields(cls)
+            found = tuple(dataclasses.replace(each.metadata["parameter"], name=each.name) for each in fields)
+            _known_parameters[cls] = found
         return found
 
     def __post_init__(self) -> None:
@@ -110,15 +102,3 @@ def _is_one(got: object, choices: _Choices) -> bool:
         return (type(got), got) in choices
     except TypeError:  # not hashable, as every choice is
         return False
-
-
-def _parameter_of(field: dataclasses.Field[Any]) -> Parameter:
-    return Parameter(
-        name=field.name,
-        choices=field.metadata["choices"],
-        help=field.metadata["help"],
-        neutral=None if field.default is dataclasses.MISSING else field.default,
-        searched=field.metadata["searched"],
-        by_problem=field.metadata["by_problem"],
-        left_out=field.metadata["left_out"],
-    )
