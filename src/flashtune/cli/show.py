@@ -35,7 +35,7 @@ def show_list(gpu_name: str | None, database: Path | None) -> None:
     wanted = gpu.key if gpu else None
     path = existing_database(database)
     out = console()
-    with Store.open(path, create=False, readonly=True) as store:
+    with Store.open(path, create=False, readonly=True) as opened, opened.snapshot() as store:
         keys = [wanted] if wanted else store.gpu_keys()
         measured = table("GPU", "problem", "best config", "time", "vs default", "stage", "date", title="Measured")
         for key in keys:
