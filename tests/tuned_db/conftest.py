@@ -17,7 +17,7 @@ from typing import Any
 import fakes
 import pytest
 from command_line import run
-from fakes import H200, PairConfig, SoloConfig, install, make_measurement, make_prediction, make_problem
+from fakes import H200, PairConfig, SoloConfig, install, make_measurement, make_prediction, make_problem, plain_id
 
 import flashtune
 from flashtune.codegen.families import registry
@@ -26,11 +26,9 @@ from flashtune.codegen.problem.problem import Problem
 from flashtune.tuned_db.exchange.export_file import write_export
 from flashtune.tuned_db.exchange.signing import Signer
 from flashtune.tuned_db.lookup import lookup, sources
-from flashtune.tuned_db.records import measurement as records
 from flashtune.tuned_db.records import parse
 from flashtune.tuned_db.records.measurement import Choice, Measurement, Prediction
 from flashtune.tuned_db.store.store import Store
-from flashtune.tuned_db.upkeep.gc import in_sample
 
 
 @pytest.fixture(autouse=True)
@@ -194,11 +192,6 @@ def ship(shipped: Path) -> Callable[..., None]:
         sources.bundled.cache_clear()
 
     return ship
-
-
-def plain_id() -> str:
-    """One that is not in the sample."""
-    return next(name for name in iter(records.new_id, "") if not in_sample(name))
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from flashtune.codegen.plan.config import Config, parameter
 from flashtune.codegen.problem.problem import Problem, Spec
 from flashtune.tuned_db.lookup import lookup
 from flashtune.tuned_db.records import measurement
-from flashtune.tuned_db.records.measurement import Measurement, Prediction
+from flashtune.tuned_db.records.measurement import Measurement, Prediction, new_id
+from flashtune.tuned_db.upkeep.gc import in_sample
 
 H200 = gpu_by_alias("h200")
 SESSION = "01935f6e-0000-7000-8000-000000000000"
@@ -104,6 +105,11 @@ def install(patch: pytest.MonkeyPatch) -> dict[str, str]:
 def make_problem(**changes: Any) -> Problem:
     base: dict[str, Any] = {"dtype": "float16", "head_dim": 64, "batch": 2, "num_heads": 16, "num_heads_kv": 4}
     return Problem(**(base | {"seqlen_q": 1024, "seqlen_k": 1024} | changes))
+
+
+def plain_id() -> str:
+    """An id that is not in the sample of rows that `gc` keeps, one in a hundred."""
+    return next(name for name in iter(new_id, "") if not in_sample(name))
 
 
 def name_of(gpu_key: object) -> str:

@@ -158,8 +158,8 @@ def test_without_a_log_a_file_is_read_in_its_place(
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777], ids=oct)
-def test_where_others_can_replace_a_file_it_is_opened_by_no_name(
+@pytest.mark.parametrize("mode", [0o757, 0o777, 0o1777], ids=oct)
+def test_where_strangers_can_replace_a_file_it_is_opened_by_no_name(
     path: Path, store: Store, rested: set[str], monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     """SQLite opens a name, and waits for ever, whatever is typed, where a pipe has it by then."""
@@ -191,8 +191,10 @@ def test_who_can_replace_a_file(path: Path, store: Store, tmp_path: Path, monkey
     path.chmod(0o666)
     assert not replaceable(path), "what is written to a file is another thing"
     tmp_path.chmod(0o770)
+    assert not replaceable(path), "of a group that the user lets write, as with umask 002"
+    tmp_path.chmod(0o707)
     assert replaceable(path)
-    tmp_path.chmod(0o1770)
+    tmp_path.chmod(0o1777)
     assert not replaceable(path)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert replaceable(path) == (os.getuid() != 0), "root may replace anything, and is trusted"

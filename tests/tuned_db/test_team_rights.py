@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 from command_line import run
+from fakes import plain_id
 from postgres_server import Cluster
 from sqlalchemy import text
 
@@ -109,7 +110,8 @@ def test_who_may_pull_pulls(login: Login, team_url: str, tmp_path: Path, measure
 def test_who_may_collect_collects(login: Login, team_url: str, measurement: Make) -> None:
     """M6"""
     team = Store.on_server(team_url)
-    rows = [measurement(session="one", stage="screen") for _ in range(3)] + [measurement(session="one", stage="final")]
+    stages = ("screen", "screen", "screen", "final")
+    rows = [measurement(id=plain_id(), session="one", stage=each) for each in stages]
     team.add(rows, Arrival(kind="push", source="there"))
     old = ["--older-than", "0", "--team"]
     refused = run("db", "team", "gc", *old, login("push"), code=1).output

@@ -6,7 +6,7 @@ when the connection was made, before an answer or after it, both are dropped, an
 one on a network mount, whose times may be old; which those are is known on Linux only.
 
 No look-up writes anything. SQLite reads no log without making and writing files beside it, so a database that has one,
-or may get one, is read from a private copy. So is one that others may replace while it is opened.
+or may get one, is read from a private copy. So is one that strangers may replace while it is opened.
 """
 
 from __future__ import annotations

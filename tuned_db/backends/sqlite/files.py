@@ -38,9 +38,10 @@ def shown_database(path: Path) -> str:
 
 
 def replaceable(real: Path) -> bool:
-    """Whether anyone but this user and root may put something else at ``real``, which is no link and has none in it.
+    """Whether a stranger may put something else at ``real``, which is no link and has none in it.
 
-    SQLite opens a file by its name, and waits for ever where a pipe has it by then.
+    SQLite opens a file by its name, and waits for ever where a pipe has it by then. Strangers own a folder above it, or
+    everybody may write there. A group that this user or root lets write is none: with umask 002 every folder is so.
     """
     if not hasattr(os, "geteuid"):
         return False
@@ -49,7 +50,7 @@ def replaceable(real: Path) -> bool:
         entry = os.lstat(real)
         for folder in map(os.lstat, real.parents):
             kept = folder.st_mode & stat.S_ISVTX and entry.st_uid in trusted
-            if folder.st_uid not in trusted or (folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not kept):
+            if folder.st_uid not in trusted or (folder.st_mode & stat.S_IWOTH and not kept):
                 return True
             entry = folder
     except OSError:  # who opens it says why
